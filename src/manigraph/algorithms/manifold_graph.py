@@ -1,0 +1,200 @@
+"""Manifold Graph with Learned Prototypes (Kuo, Ma, Huang, Kira 2019).
+
+| equation | function |
+|---|---|
+| L_clf,I | `torch.nn.functional.cross_entropy` |
+| r, L_con (Π-VAT) | `functional.virtual_adversarial_perturbation`, `functional.kl_consistency` |
+| L_em | `functional.entropy` |
+| p_ij = MLP([f_k, f_c]) | `nn.PrototypeGenerator` |
+| f̂ = σ(f + φ2([g, Σ w g])) | `nn.ManifoldGraph`, `functional.graph` |
+| L_anc = magnitude + angle + boundary | `functional.anchor_magnitude/_angle/_boundary` |
+| L_div | `functional.divergence` |
+| L_clf,P | `torch.nn.functional.cross_entropy` on the refined prototypes |
+
+L = L_clf,I + λ1 L_con + λ2 L_em + λ3 L_anc + λ4 L_div + λ5 L_clf,P. Until `warmup_fraction` of the run
+is over, only the first three, on raw features: that step equals Π-VAT's bit for bit.
+
+Where the paper is silent or was tried and failed: the divergence is a mean over pairs, not a sum
+(which drives training to NaN); the prototype losses act on the raw features of the clean views; the
+perturbation is found against the target view. `nodes="labelled_images"` is the paper's ablation.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manigraph.algorithms.base import Algorithm, Batch, DataRequest, StepContext, StepOutput
+from manigraph.algorithms.parts import AdversarialConfig, perturbation, unlabelled_terms
+from manigraph.functional import (
+    anchor_angle,
+    anchor_boundary,
+    anchor_magnitude,
+    class_centres,
+    cosine_similarity,
+    divergence,
+    nearest_centre,
+)
+from manigraph.nn import (
+    GraphClassifier,
+    LabelledImageNodes,
+    ManifoldGraph,
+    PrototypeGenerator,
+    PrototypeUpdate,
+    frozen_running_statistics,
+)
+from manigraph.nn.backbones.base import Backbone
+from manigraph.nn.classifier import Nodes
+
+
+class ManifoldGraphMethod(Algorithm["ManifoldGraphMethod.Config"]):
+    """Π-VAT on features refined by a graph of learned prototypes."""
+
+    @dataclass(frozen=True)
+    class Config(AdversarialConfig):
+        """Settings of Manifold Graph; the defaults are the paper's for CIFAR-10."""
+
+        adversarial_reference: Literal["target", "own_view"] = "target"
+        """The prediction the perturbation moves away from: view 1's (the target) or view 2's own."""
+
+        warmup_fraction: float = 2 / 282
+        """Share of the run before the graph and the prototype losses come in; 1 means never."""
+        nodes: Literal["generated", "labelled_images"] = "generated"
+        """Class nodes of the graph: learned prototypes, or random labelled images (ablation)."""
+        prototypes_per_class: int = 20
+        """K, class nodes per class."""
+        embedding_size: int = 32
+        """Size of the generator's two embeddings."""
+        hidden_size: int = 64
+        """Hidden size of the generator's MLP."""
+        num_heads: int = 1
+        """Attention heads of the graph."""
+        scale: float = 1.0
+        """Factor on the dot products of the attention."""
+        prototype_update: PrototypeUpdate = "per_image"
+        """Whether prototypes are refined in every image's graph, once for all, or not."""
+        anchor_weight: float = 1.0
+        """λ3, weight of the anchor loss."""
+        divergence_weight: float = 1.0
+        """λ4, weight of the divergence loss."""
+        prototype_weight: float = 0.1
+        """λ5, weight of the classification of the refined prototypes."""
+        margin_length: float = 0.1
+        """margin_l of the anchor's magnitude part."""
+        margin_angle: float = 0.15
+        """margin_a of the anchor's angle part."""
+        margin_divergence: float = 0.75
+        """margin_d of the divergence loss."""
+        detach_boundary_margin: bool = False
+        """Keep the boundary part from pushing the centres apart through its margin."""
+        divergence_reduction: Literal["mean", "sum"] = "mean"
+        """Mean over pairs of prototypes, or the paper's sum."""
+
+    model: GraphClassifier
+
+    def build_model(self, backbone: Backbone, num_classes: int) -> GraphClassifier:
+        config = self.config
+        K = config.prototypes_per_class
+        # The linear layer is drawn before the nodes and the graph, so that the backbone and the
+        # linear layer start from the same numbers as in every other method.
+        linear = nn.Linear(backbone.feature_size, num_classes)
+        nodes: PrototypeGenerator | LabelledImageNodes
+        if config.nodes == "labelled_images":
+            nodes = LabelledImageNodes(num_classes, K, backbone.input_shape)
+        else:
+            nodes = PrototypeGenerator(
+                num_classes,
+                K,
+                backbone.feature_size,
+                embedding_size=config.embedding_size,
+                hidden_size=config.hidden_size,
+            )
+        graph = ManifoldGraph(
+            backbone.feature_size,
+            num_heads=config.num_heads,
+            prototype_update=config.prototype_update,
+            scale=config.scale,
+        )
+        return GraphClassifier(backbone, linear, nodes, graph)
+
+    def data_request(self) -> DataRequest:
+        config = self.config
+        per_class = config.prototypes_per_class if config.nodes == "labelled_images" else 0
+        return DataRequest(unlabelled={"first": "weak", "second": "weak"}, images_per_class=per_class)
+
+    def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
+        first, second = batch.unlabelled["first"], batch.unlabelled["second"]
+        config, model = self.config, self.model
+        nodes = self._nodes_of_this_step(batch, context)
+
+        def logits_of(images: Tensor) -> Tensor:
+            return model.classify(model.features(images), nodes)
+
+        # The clean pass, and the only one that moves batch-norm running statistics.
+        features = model.features(torch.cat([batch.labelled["image"], first]))
+        logits = model.classify(features, nodes)
+        labelled_logits, target_logits = logits.split([len(batch.labels), len(first)])
+        with frozen_running_statistics(model):
+            reference = target_logits
+            if config.adversarial_reference == "own_view":
+                with torch.no_grad():
+                    reference = logits_of(second)
+            noise = perturbation(config, logits_of, second, reference, context.generator)
+            student_logits = logits_of(second + noise)
+
+        terms = {
+            "classification": F.cross_entropy(labelled_logits, batch.labels),
+            **unlabelled_terms(config, target_logits, student_logits, context.progress),
+        }
+        if nodes is not None:
+            terms |= self._prototype_terms(features, batch.labels, nodes)
+        return StepOutput(terms)
+
+    def inference_model(self) -> nn.Module:
+        return self.model.frozen()
+
+    def _nodes_of_this_step(self, batch: Batch, context: StepContext) -> Nodes | None:
+        """The class nodes, or None as long as the warm-up lasts."""
+        model = self.model
+        graph_is_on = context.progress >= self.config.warmup_fraction
+        model.graph_is_on.fill_(graph_is_on)
+        if isinstance(model.nodes, LabelledImageNodes):
+            assert batch.class_images is not None, "class images were asked for"
+            model.nodes.draw(batch.class_images)
+        if not graph_is_on:
+            return None
+        with frozen_running_statistics(model):
+            return model.class_nodes()
+
+    def _prototype_terms(self, features: Tensor, labels: Tensor, nodes: Nodes) -> dict[str, Tensor]:
+        """L_anc, L_div and L_clf,P, weighted."""
+        config, C = self.config, self.model.num_classes
+        prototypes = nodes.prototypes
+        centres = class_centres(prototypes, C)
+        prototype_classes = torch.arange(C, device=labels.device).repeat_interleave(
+            config.prototypes_per_class
+        )
+        pseudo_labels = nearest_centre(features[len(labels) :], centres)
+        members = torch.cat([features, prototypes])
+        classes = torch.cat([labels, pseudo_labels, prototype_classes])
+        similarity = cosine_similarity(members, centres)
+
+        anchor = (
+            anchor_magnitude(centres, features, margin=config.margin_length)
+            + anchor_angle(similarity, classes, margin=config.margin_angle)
+            + anchor_boundary(similarity, classes, centres, detach_margin=config.detach_boundary_margin)
+        )
+        spread = divergence(
+            prototypes, C, margin=config.margin_divergence, reduction=config.divergence_reduction
+        )
+        prototype_logits = self.model.prototype_logits(nodes, features)  # (G, P, C)
+        prototype_classification = F.cross_entropy(
+            prototype_logits.flatten(0, 1), prototype_classes.repeat(len(prototype_logits))
+        )
+        return {
+            "anchor": config.anchor_weight * anchor,
+            "divergence": config.divergence_weight * spread,
+            "prototypes": config.prototype_weight * prototype_classification,
+        }

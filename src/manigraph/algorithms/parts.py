@@ -1,0 +1,89 @@
+"""Pieces that several consistency methods share: their settings and their unlabelled terms."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from manigraph.functional import (
+    entropy,
+    kl_consistency,
+    mse_consistency,
+    virtual_adversarial_perturbation,
+)
+
+ConsistencyMeasure = Literal["kl", "mse"]
+_CONSISTENCY: Mapping[ConsistencyMeasure, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": kl_consistency,
+    "mse": mse_consistency,
+}
+
+
+@dataclass(frozen=True)
+class ConsistencyConfig:
+    """How the unlabelled images enter the loss."""
+
+    consistency: ConsistencyMeasure = "kl"
+    """How the distance of two predictions is measured."""
+    consistency_weight: float = 1.0
+    """λ1, weight of the consistency term."""
+    entropy_weight: float = 0.1
+    """λ2, weight of the entropy term."""
+    ramp_fraction: float = 0.0
+    """Share of the run over which λ1 and λ2 grow to their full size; 0 means at once."""
+
+
+@dataclass(frozen=True)
+class AdversarialConfig(ConsistencyConfig):
+    """How the virtual adversarial perturbation is found."""
+
+    epsilon: float = 8.0
+    """ε, length of the perturbation (L2 over the image, in units of the preprocessed input)."""
+    xi: float = 0.1
+    """ξ, length of the probing step that finds the direction, in the same units."""
+    num_power_iterations: int = 1
+    """Gradient steps taken to find the direction."""
+
+
+def ramp_up(progress: float, fraction: float) -> float:
+    """exp(-5 (1 - t)²) with t running from 0 to 1 over the first `fraction` of the run; then 1.
+
+    The ramp of Laine & Aila (2017). A fraction of 0 means no ramp, as in the paper.
+    """
+    if progress >= fraction:
+        return 1.0
+    return math.exp(-5.0 * (1.0 - progress / fraction) ** 2)
+
+
+def unlabelled_terms(
+    config: ConsistencyConfig, target_logits: Tensor, student_logits: Tensor, progress: float
+) -> dict[str, Tensor]:
+    """λ1 L_con and λ2 L_em: the student follows the (constant) target; the target gets decided."""
+    ramp = ramp_up(progress, config.ramp_fraction)
+    consistency = _CONSISTENCY[config.consistency](target_logits, student_logits)
+    return {
+        "consistency": ramp * config.consistency_weight * consistency,
+        "entropy": ramp * config.entropy_weight * entropy(target_logits),
+    }
+
+
+def perturbation(
+    config: AdversarialConfig,
+    forward: Callable[[Tensor], Tensor],
+    images: Tensor,
+    reference_logits: Tensor,
+    generator: torch.Generator,
+) -> Tensor:
+    """r: the virtual adversarial perturbation of `images` away from the reference prediction."""
+    return virtual_adversarial_perturbation(
+        forward,
+        images,
+        reference_logits,
+        epsilon=config.epsilon,
+        xi=config.xi,
+        num_power_iterations=config.num_power_iterations,
+        generator=generator,
+    )

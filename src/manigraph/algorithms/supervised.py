@@ -1,0 +1,25 @@
+"""Supervised training on the labelled images alone: the control of every comparison.
+
+L = L_clf,I = cross-entropy (METHOD 2) → `torch.nn.functional.cross_entropy`.
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+
+from manigraph.algorithms.base import Algorithm, Batch, DataRequest, StepContext, StepOutput
+
+
+class Supervised(Algorithm["Supervised.Config"]):
+    """Cross-entropy on labelled images."""
+
+    @dataclass(frozen=True)
+    class Config:
+        """Supervised training has no settings of its own."""
+
+    def data_request(self) -> DataRequest:
+        return DataRequest()
+
+    def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
+        logits = self.model(batch.labelled["image"])
+        return StepOutput({"classification": F.cross_entropy(logits, batch.labels)})

@@ -1,0 +1,54 @@
+"""Virtual adversarial training (Miyato et al. 2018).
+
+| equation | function |
+|---|---|
+| L_clf,I | `torch.nn.functional.cross_entropy` |
+| r = ε g/‖g‖, g = ∇_d KL(p(x) ‖ p(x + ξ d)) | `functional.virtual_adversarial_perturbation` |
+| L_con = KL(p(x) ‖ p(x + r)) | `functional.kl_consistency` or `functional.mse_consistency` |
+| L_em = H(p(x)) | `functional.entropy` |
+
+One view. The three passes over the unlabelled images share their dropout masks: KL(p(x) ‖ p(x + ξ d))
+is compared at one and the same network, or the noise of the masks would decide the direction. That is
+why labelled and unlabelled images go through separate clean passes here. ξ is 0.1, not the original
+1e-6, which float32 cannot resolve; ε is in the units of the preprocessed images.
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+
+from manigraph.algorithms.base import Algorithm, Batch, DataRequest, StepContext, StepOutput
+from manigraph.algorithms.parts import AdversarialConfig, perturbation, unlabelled_terms
+from manigraph.nn import RandomState, frozen_running_statistics
+
+
+class VAT(Algorithm["VAT.Config"]):
+    """Predictions must not change in the direction in which they would change most."""
+
+    @dataclass(frozen=True)
+    class Config(AdversarialConfig):
+        """Settings of virtual adversarial training."""
+
+    def data_request(self) -> DataRequest:
+        return DataRequest(unlabelled={"image": "weak"})
+
+    def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
+        images = batch.unlabelled["image"]
+        config = self.config
+
+        # The clean passes, and the only ones that move batch-norm running statistics.
+        labelled_logits = self.model(batch.labelled["image"])
+        masks = RandomState(images.device)
+        target_logits = self.model(images)
+        with frozen_running_statistics(self.model):
+            with masks.replay():
+                noise = perturbation(config, self.model, images, target_logits, context.generator)
+            with masks.replay():
+                student_logits = self.model(images + noise)
+
+        return StepOutput(
+            {
+                "classification": F.cross_entropy(labelled_logits, batch.labels),
+                **unlabelled_terms(config, target_logits, student_logits, context.progress),
+            }
+        )

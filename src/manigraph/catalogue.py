@@ -1,0 +1,71 @@
+"""Everything that has a name on the command line, in one place, without importing any of it.
+
+A method, data set, backbone or recipe is added by writing its file and one line here.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from manigraph.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from manigraph.algorithms.base import Algorithm
+    from manigraph.data.sources.base import Dataset
+    from manigraph.nn.backbones.base import Backbone
+
+ALGORITHMS: "Registry[type[Algorithm[Any]]]" = Registry(
+    "algorithm",
+    {
+        "supervised": Entry(
+            "manigraph.algorithms.supervised:Supervised",
+            "cross-entropy on the labelled images only; the control",
+        ),
+        "pi_model": Entry(
+            "manigraph.algorithms.pi_model:PiModel",
+            "two augmentations of an image must agree (Laine & Aila 2017; Sajjadi et al. 2016)",
+        ),
+        "vat": Entry(
+            "manigraph.algorithms.vat:VAT",
+            "predictions must resist the worst small change of an image (Miyato et al. 2018)",
+        ),
+        "pi_vat": Entry(
+            "manigraph.algorithms.pi_vat:PiVAT",
+            "Pi-model whose noise is the VAT perturbation; the paper's baseline (Kuo et al. 2019)",
+        ),
+        "manifold_graph": Entry(
+            "manigraph.algorithms.manifold_graph:ManifoldGraphMethod",
+            "Pi-VAT, learned prototypes, and a graph that refines features (Kuo et al. 2019)",
+        ),
+    },
+)
+
+BACKBONES: "Registry[type[Backbone]]" = Registry(
+    "backbone",
+    {
+        "cnn13": Entry(
+            "manigraph.nn.backbones.cnn13:CNN13",
+            "13-layer CNN of the paper (Laine & Aila 2017), any image from 8x8; 3.12 M at width 1",
+        ),
+        "wide_resnet28_2": Entry(
+            "manigraph.nn.backbones.wide_resnet:WideResNet28x2",
+            "Wide-ResNet-28-2 (Zagoruyko & Komodakis 2016), the later standard; 1.5 M at width 1",
+        ),
+        "small_cnn": Entry(
+            "manigraph.nn.backbones.small_cnn:SmallCNN",
+            "4-layer CNN without global pooling, for tiny images such as digits; 65 k at width 1",
+        ),
+        "mlp": Entry(
+            "manigraph.nn.backbones.mlp:MLP",
+            "two hidden layers, for feature vectors",
+        ),
+    },
+)
+
+DATASETS: "Registry[type[Dataset]]" = Registry(
+    "data set",
+    {
+        "digits": Entry(
+            "manigraph.data.sources.digits:load_digits",
+            "1,797 handwritten digits of 8x8 pixels, shipped with scikit-learn",
+        ),
+    },
+)

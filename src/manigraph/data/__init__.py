@@ -1,0 +1,1 @@
+"""From images to batches: sources, split, preprocessing, augmentation. Knows no method."""

@@ -1,0 +1,129 @@
+"""Message passing in the graph of one image and all prototypes (paper, section 3.2).
+
+Each image has its own graph of P + 1 nodes. Written out, that is B graphs with (P + 1)² edges each;
+here the same numbers come from P² + B·P edges, because the P² edges among prototypes are the same
+in every graph and an image enters a prototype's softmax as one more exponential:
+
+    A_pq = g_p·g_q (p ≠ q),  z_p = log Σ_q exp A_pq,  m_p = Σ_q softmax_q(A_p·) g_q,
+    s_bp = g_b·g_p,          α_bp = exp s_bp / (exp s_bp + exp z_p) = sigmoid(s_bp - z_p),
+    context of prototype p in image b's graph = (1 - α_bp) m_p + α_bp g_b.
+
+Embeddings g carry a head axis: (nodes, H, E). Heads never mix before φ2.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+LEAKY_SLOPE = 0.1
+
+
+class PrototypeContext(NamedTuple):
+    """What a prototype hears from the other prototypes."""
+
+    log_normaliser: Float[Tensor, "P H"]
+    """z_p, the logarithm of the softmax denominator without the image."""
+    mean: Float[Tensor, "P H E"]
+    """m_p, the attention-weighted mean of the other prototypes' embeddings."""
+
+
+def attention_weights(
+    image_embeddings: Float[Tensor, "B H E"],
+    prototype_embeddings: Float[Tensor, "P H E"],
+    *,
+    scale: float = 1.0,
+) -> Float[Tensor, "B H P"]:
+    """w_bp = softmax over p of scale · g_b·g_p: the image's row of the adjacency matrix.
+
+    The image's own edge is left out, so only prototypes remain and no mask is needed.
+    """
+    return F.softmax(scale * _scores(image_embeddings, prototype_embeddings), dim=2)
+
+
+def image_context(
+    image_embeddings: Float[Tensor, "B H E"],
+    prototype_embeddings: Float[Tensor, "P H E"],
+    *,
+    scale: float = 1.0,
+) -> Float[Tensor, "B H E"]:
+    """Σ_p w_bp g_p: what an image hears from the prototypes."""
+    weights = attention_weights(image_embeddings, prototype_embeddings, scale=scale)  # (B, H, P)
+    return torch.einsum("bhp,phe->bhe", weights, prototype_embeddings)
+
+
+def prototype_context(
+    prototype_embeddings: Float[Tensor, "P H E"], *, scale: float = 1.0
+) -> PrototypeContext:
+    """z_p and m_p: attention among prototypes, the self edge masked before the softmax."""
+    if prototype_embeddings.shape[0] < 2:
+        raise ValueError("attention among prototypes needs at least 2 prototypes, got 1")
+    scores = scale * torch.einsum("phe,qhe->phq", prototype_embeddings, prototype_embeddings)
+    self_edge = torch.eye(len(scores), dtype=torch.bool, device=scores.device).unsqueeze(1)
+    scores = scores.masked_fill(self_edge, -torch.inf)  # (P, H, P)
+    mean = torch.einsum("phq,qhe->phe", F.softmax(scores, dim=2), prototype_embeddings)
+    return PrototypeContext(torch.logsumexp(scores, dim=2), mean)
+
+
+def image_share(
+    image_embeddings: Float[Tensor, "B H E"],
+    prototype_embeddings: Float[Tensor, "P H E"],
+    log_normaliser: Float[Tensor, "P H"],
+    *,
+    scale: float = 1.0,
+) -> Float[Tensor, "B H P"]:
+    """α_bp = sigmoid(s_bp - z_p): the weight of image b in prototype p's row of its graph."""
+    scores = scale * _scores(image_embeddings, prototype_embeddings)  # (B, H, P)
+    return torch.sigmoid(scores - log_normaliser.T)
+
+
+def refine(
+    features: Float[Tensor, "N D"],
+    embeddings: Float[Tensor, "N H E"],
+    context: Float[Tensor, "N H E"],
+    weight: Float[Tensor, "D F"],
+    bias: Float[Tensor, " D"],
+) -> Float[Tensor, "N D"]:
+    """f̂ = LeakyReLU(f + φ2([g, context])), φ2 being the linear layer of `weight` and `bias`.
+
+    The F = 2·H·E inputs of φ2 are all heads of g, then all heads of the context.
+    """
+    inputs = torch.cat([embeddings.flatten(1), context.flatten(1)], dim=1)  # (N, 2HE)
+    return F.leaky_relu(features + F.linear(inputs, weight, bias), LEAKY_SLOPE)
+
+
+def refine_prototypes(
+    prototypes: Float[Tensor, "P D"],
+    prototype_embeddings: Float[Tensor, "P H E"],
+    image_embeddings: Float[Tensor, "B H E"],
+    weight: Float[Tensor, "D F"],
+    bias: Float[Tensor, " D"],
+    *,
+    scale: float = 1.0,
+) -> Float[Tensor, "B P D"]:
+    """Every prototype, refined in the graph of every image.
+
+    φ2 is linear, so its context half is applied to the P means m_p and the B embeddings g_b, and
+    only their combination with the shares α_bp has B·P rows.
+    """
+    _, H, E = prototype_embeddings.shape
+    log_normaliser, mean = prototype_context(prototype_embeddings, scale=scale)
+    share = image_share(image_embeddings, prototype_embeddings, log_normaliser, scale=scale)
+
+    own_weight, context_weight = weight.split(H * E, dim=1)
+    context_weight = context_weight.unflatten(1, (H, E))  # (D, H, E)
+    own = prototypes + F.linear(prototype_embeddings.flatten(1), own_weight, bias)  # (P, D)
+    from_prototypes = torch.einsum("phe,dhe->hpd", mean, context_weight)
+    from_image = torch.einsum("bhe,dhe->hbd", image_embeddings, context_weight)
+
+    total = (own + from_prototypes.sum(dim=0)).unsqueeze(0)  # (1, P, D)
+    for head in range(H):
+        change = from_image[head].unsqueeze(1) - from_prototypes[head]  # (B, P, D)
+        total = total + share[:, head].unsqueeze(2) * change
+    return F.leaky_relu(total, LEAKY_SLOPE)
+
+
+def _scores(image_embeddings: Tensor, prototype_embeddings: Tensor) -> Tensor:
+    return torch.einsum("bhe,phe->bhp", image_embeddings, prototype_embeddings)

@@ -1,0 +1,166 @@
+"""The losses that place prototypes in the feature space (paper, section 3.3).
+
+A *member* is an image or a prototype together with a class. All similarities are cosines.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def class_centres(prototypes: Float[Tensor, "P D"], num_classes: int) -> Float[Tensor, "C D"]:
+    """c_i: the mean of the K prototypes of each class; prototypes are class-major."""
+    if len(prototypes) % num_classes:
+        raise ValueError(f"{len(prototypes)} prototypes do not divide into {num_classes} classes")
+    return prototypes.view(num_classes, -1, prototypes.shape[1]).mean(dim=1)
+
+
+def cosine_similarity(
+    first: Float[Tensor, "... N D"], second: Float[Tensor, "... M D"]
+) -> Float[Tensor, "... N M"]:
+    """S: the cosine of the angle between each pair of rows."""
+    return F.normalize(first, dim=-1) @ F.normalize(second, dim=-1).mT
+
+
+def nearest_centre(features: Float[Tensor, "B D"], centres: Float[Tensor, "C D"]) -> Int[Tensor, " B"]:
+    """The pseudo-label: the class of the most similar centre. No gradient, no threshold."""
+    return cosine_similarity(features.detach(), centres.detach()).argmax(dim=1)
+
+
+def anchor_magnitude(
+    centres: Float[Tensor, "C D"], features: Float[Tensor, "B D"], *, margin: float
+) -> Float[Tensor, ""]:
+    """Mean over classes of max(|‖c_i‖ / l_avg - 1| - margin_l, 0)².
+
+    l_avg is the mean length of the images' features and is a constant here: centres grow to meet
+    the features, features do not shrink to meet the centres.
+    """
+    average_length = torch.linalg.vector_norm(features.detach(), dim=1).mean()
+    relative_length = torch.linalg.vector_norm(centres, dim=1) / average_length  # (C,)
+    excess = ((relative_length - 1).abs() - margin).clamp_min(0)
+    return excess.square().mean()
+
+
+class TripletSum(NamedTuple):
+    """The non-zero triplet terms: their sum and how many there are."""
+
+    total: Float[Tensor, ""]
+    number: Int[Tensor, ""]
+
+
+def anchor_angle(
+    similarity: Float[Tensor, "N C"], classes: Int[Tensor, " N"], *, margin: float
+) -> Float[Tensor, ""]:
+    """Mean of the non-zero triplet terms max(S(c_i, f_k) - S(c_i, f_j) + margin_a, 0)².
+
+    Over every centre i, every member j of class i and every non-member k; 0 if no term is positive.
+
+    Args:
+        similarity: Cosine of every member with every centre.
+        classes: Class of every member.
+        margin: How much more similar a centre must be to its own members than to others.
+    """
+    total, number = triplet_sum(similarity, classes, margin=margin)
+    return (total / number.clamp_min(1)).to(similarity.dtype)
+
+
+def triplet_sum(similarity: Float[Tensor, "N C"], classes: Int[Tensor, " N"], *, margin: float) -> TripletSum:
+    """Sum and number of the non-zero triplet terms, exact, without enumerating triplets.
+
+    With t_j = S(c_i, f_j) - margin and n_k = S(c_i, f_k), a member contributes
+    Σ_{k: n_k > t_j} (n_k - t_j)² = S2 - 2 t_j S1 + N t_j², where N, S1 and S2 are the number, sum
+    and sum of squares of the non-members above t_j: differences of running sums over the sorted n.
+    O(C·N log N) instead of O(N²). The running sums are float64, because the three parts cancel.
+    """
+    num_members, num_classes = similarity.shape
+    by_class = similarity.double().T  # (C, N)
+    is_member = F.one_hot(classes, num_classes).bool().T  # (C, N)
+
+    # Members sort to the front of their own centre's row, where no threshold can reach them.
+    others, _ = by_class.masked_fill(is_member, -torch.inf).sort(dim=1)  # (C, N), ascending
+    values = others.masked_fill(others.isinf(), 0)
+    running_sum = F.pad(values.cumsum(dim=1), (1, 0))  # (C, N + 1)
+    running_square = F.pad(values.square().cumsum(dim=1), (1, 0))
+
+    # One threshold per member, in the row of its own class. Members of one class are laid side by
+    # side so that one call finds all positions.
+    order = classes.argsort(stable=True)  # (N,) members, class by class
+    row = classes[order]
+    sizes = torch.bincount(classes, minlength=num_classes)  # (C,)
+    column = torch.arange(num_members, device=row.device) - (sizes.cumsum(0) - sizes)[row]
+    threshold = by_class[row, order] - margin  # (N,)
+    grid = threshold.new_zeros(num_classes, int(sizes.max()))
+    grid[row, column] = threshold.detach()
+    position = torch.searchsorted(others.detach(), grid, right=True)[row, column]  # (N,)
+
+    above = num_members - position
+    sum_above = running_sum[row, -1] - running_sum[row, position]
+    square_above = running_square[row, -1] - running_square[row, position]
+    terms = square_above - 2 * threshold * sum_above + above * threshold.square()
+    return TripletSum(terms.sum(), above.sum())
+
+
+def anchor_boundary(
+    similarity: Float[Tensor, "N C"],
+    classes: Int[Tensor, " N"],
+    centres: Float[Tensor, "C D"],
+    *,
+    detach_margin: bool = False,
+) -> Float[Tensor, ""]:
+    """Mean of the non-zero max(margin_cj - S(f, c_j), 0), with margin_cj = max_{i≠j} S(c_i, c_j).
+
+    A member of class j must be closer to its centre than the nearest other centre is.
+
+    Args:
+        similarity: Cosine of every member with every centre.
+        classes: Class of every member.
+        centres: The class centres, for the margins.
+        detach_margin: Keep gradients from moving the centres apart through the margin.
+    """
+    centre_similarity = cosine_similarity(centres, centres)
+    itself = torch.eye(len(centres), dtype=torch.bool, device=centres.device)
+    margins = centre_similarity.masked_fill(itself, -torch.inf).amax(dim=1)  # (C,)
+    if detach_margin:
+        margins = margins.detach()
+    own_similarity = similarity.gather(1, classes.unsqueeze(1)).squeeze(1)  # (N,)
+    shortfall = (margins[classes] - own_similarity).clamp_min(0)
+    return shortfall.sum() / (shortfall > 0).sum().clamp_min(1)
+
+
+def divergence(
+    prototypes: Float[Tensor, "P D"],
+    num_classes: int,
+    *,
+    margin: float,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Float[Tensor, ""]:
+    """L_div: how alike the prototypes of one class are, over unordered pairs within each class.
+
+    mag_ij = max(1 - |l_i - l_j| / (2 l_avg) - margin_d, 0) / (1 - margin_d),
+    ang_ij = max(S(p_i, p_j) - margin_d, 0) / (1 - margin_d), term = min(mag_ij, ang_ij).
+    A pair is left alone as soon as it differs enough in length or in angle. l_avg, the mean length
+    of all prototypes, is a constant. With one prototype per class there is no pair and the loss is 0.
+
+    Args:
+        prototypes: Class-major.
+        num_classes: C.
+        margin: margin_d, below 1.
+        reduction: "mean" over pairs; the paper's "sum" grows with C·K² and drives training to NaN.
+    """
+    if not margin < 1:
+        raise ValueError(f"the divergence margin must be below 1, got {margin}")
+    grouped = prototypes.view(num_classes, -1, prototypes.shape[1])  # (C, K, D)
+    K = grouped.shape[1]
+    lengths = torch.linalg.vector_norm(grouped, dim=2)  # (C, K)
+    i, j = torch.triu_indices(K, K, offset=1, device=prototypes.device)
+    length_gap = (lengths[:, i] - lengths[:, j]).abs() / (2 * lengths.detach().mean())
+    magnitude = (1 - length_gap - margin).clamp_min(0) / (1 - margin)  # (C, pairs)
+    cosines = cosine_similarity(grouped, grouped)[:, i, j]
+    angle = (cosines - margin).clamp_min(0) / (1 - margin)
+    terms = torch.minimum(magnitude, angle)
+    if reduction == "sum" or terms.numel() == 0:
+        return terms.sum()
+    return terms.mean()

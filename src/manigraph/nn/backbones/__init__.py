@@ -1,0 +1,1 @@
+"""Networks from images (or vectors) to features."""

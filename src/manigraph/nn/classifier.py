@@ -1,0 +1,122 @@
+"""Image to logits: a backbone and a linear layer, with or without the graph between them."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manigraph.nn.backbones.base import Backbone
+from manigraph.nn.manifold_graph import ManifoldGraph
+from manigraph.nn.prototypes import LabelledImageNodes, PrototypeGenerator
+
+
+class Classifier(nn.Module):
+    """Backbone, then one linear layer."""
+
+    def __init__(self, backbone: Backbone, linear: nn.Linear) -> None:
+        super().__init__()
+        self.num_classes = linear.out_features
+        if self.num_classes < 2:
+            raise ValueError(f"a classifier needs at least 2 classes, got {self.num_classes}")
+        self.backbone = backbone
+        self.linear = linear
+
+    def features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
+        """f: the backbone's features, before any graph."""
+        features: Tensor = self.backbone(images)
+        return features
+
+    def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
+        """Logits."""
+        logits: Tensor = self.linear(self.features(images))
+        return logits
+
+
+class Nodes(NamedTuple):
+    """The class nodes of one step: shared by every pass and every loss of that step."""
+
+    prototypes: Float[Tensor, "P D"]
+    embeddings: Float[Tensor, "P H E"]
+
+
+class GraphClassifier(Classifier):
+    """Backbone, manifold graph over the class nodes, then one linear layer.
+
+    `graph_is_on` is part of the saved state: until the warm-up is over the prototypes mean nothing,
+    and predictions come from the raw features.
+    """
+
+    graph_is_on: Tensor
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        linear: nn.Linear,
+        nodes: PrototypeGenerator | LabelledImageNodes,
+        graph: ManifoldGraph,
+    ) -> None:
+        super().__init__(backbone, linear)
+        self.nodes = nodes
+        self.graph = graph
+        self.register_buffer("graph_is_on", torch.tensor(False))
+
+    def class_nodes(self) -> Nodes:
+        """The P class nodes with their embeddings, differentiable."""
+        if isinstance(self.nodes, LabelledImageNodes):
+            prototypes = self.features(self.nodes.images)
+        else:
+            prototypes = self.nodes()
+        return Nodes(prototypes, self.graph.embedding(prototypes))
+
+    def classify(self, features: Float[Tensor, "B D"], nodes: Nodes | None) -> Float[Tensor, "B C"]:
+        """Logits from features: refined through the graph if there are nodes, else raw."""
+        if nodes is not None:
+            features = self.graph.refine_images(features, nodes.embeddings)
+        logits: Tensor = self.linear(features)
+        return logits
+
+    def prototype_logits(self, nodes: Nodes, features: Float[Tensor, "B D"]) -> Float[Tensor, "G P C"]:
+        """Logits of the refined prototypes, in the graphs of the images with these features."""
+        logits: Tensor = self.linear(
+            self.graph.refine_prototypes(nodes.prototypes, nodes.embeddings, features)
+        )
+        return logits
+
+    def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
+        nodes = self.class_nodes() if self.graph_is_on else None
+        return self.classify(self.features(images), nodes)
+
+    def frozen(self) -> "FrozenGraphClassifier":
+        """The model to predict with: nodes as constants, generator left out, evaluation mode."""
+        return FrozenGraphClassifier(self)
+
+
+class FrozenGraphClassifier(nn.Module):
+    """A trained graph classifier whose class nodes are P·D constants.
+
+    It shares the other parameters with the model it was made from.
+    """
+
+    prototype_embeddings: Tensor | None
+
+    def __init__(self, model: GraphClassifier) -> None:
+        super().__init__()
+        self.num_classes = model.num_classes
+        self.backbone = model.backbone
+        self.graph = model.graph
+        self.linear = model.linear
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            nodes = model.class_nodes() if model.graph_is_on else None
+        model.train(was_training)
+        self.register_buffer("prototype_embeddings", None if nodes is None else nodes.embeddings)
+
+    def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
+        """Logits; only the image's row of its graph is computed."""
+        features = self.backbone(images)
+        if self.prototype_embeddings is not None:
+            features = self.graph.refine_images(features, self.prototype_embeddings)
+        logits: Tensor = self.linear(features)
+        return logits

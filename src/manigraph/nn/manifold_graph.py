@@ -1,0 +1,81 @@
+"""The layer that refines features through the graph of one image and all prototypes."""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manigraph.functional.graph import (
+    LEAKY_SLOPE,
+    image_context,
+    prototype_context,
+    refine,
+    refine_prototypes,
+)
+
+PrototypeUpdate = Literal["per_image", "shared", "none"]
+
+
+class ManifoldGraph(nn.Module):
+    """φ, attention without the self edge, φ2 and the residual (paper, section 3.2).
+
+    g = LeakyReLU(W f + b), one φ per head for query, key and value; w_ij = softmax_{j≠i} g_i·g_j;
+    f̂_i = LeakyReLU(f_i + φ2([g_i, Σ_j w_ij g_j])).
+
+    Args:
+        feature_size: D.
+        num_heads: Must divide D; each head embeds into D / num_heads numbers.
+        prototype_update: How prototypes are refined. "per_image", the paper's: in every image's
+            graph, attending to the other prototypes and that image. "shared": once, attending to
+            prototypes only. "none": not at all.
+        scale: Factor on the dot products; the paper uses none (1).
+    """
+
+    def __init__(
+        self,
+        feature_size: int,
+        *,
+        num_heads: int = 1,
+        prototype_update: PrototypeUpdate = "per_image",
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or feature_size % num_heads:
+            raise ValueError(
+                f"the number of heads must divide the feature size {feature_size}, got {num_heads}"
+            )
+        self.num_heads = num_heads
+        self.prototype_update = prototype_update
+        self.scale = scale
+        self.embed = nn.Linear(feature_size, feature_size)
+        self.message = nn.Linear(2 * feature_size, feature_size)
+
+    def embedding(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N H E"]:
+        """G = φ(f), split into heads."""
+        embedded = F.leaky_relu(self.embed(features), LEAKY_SLOPE)
+        return embedded.view(len(features), self.num_heads, -1)
+
+    def refine_images(
+        self, features: Float[Tensor, "B D"], prototype_embeddings: Float[Tensor, "P H E"]
+    ) -> Float[Tensor, "B D"]:
+        """f̂ of the image node of each graph. Depends on that image and the prototypes only."""
+        g = self.embedding(features)
+        context = image_context(g, prototype_embeddings, scale=self.scale)
+        return refine(features, g, context, self.message.weight, self.message.bias)
+
+    def refine_prototypes(
+        self,
+        prototypes: Float[Tensor, "P D"],
+        prototype_embeddings: Float[Tensor, "P H E"],
+        features: Float[Tensor, "B D"],
+    ) -> Float[Tensor, "G P D"]:
+        """f̂ of the prototype nodes: in B graphs ("per_image") or in one (G = 1)."""
+        if self.prototype_update == "none":
+            return prototypes.unsqueeze(0)
+        weight, bias = self.message.weight, self.message.bias
+        if self.prototype_update == "per_image":
+            g = self.embedding(features)
+            return refine_prototypes(prototypes, prototype_embeddings, g, weight, bias, scale=self.scale)
+        context = prototype_context(prototype_embeddings, scale=self.scale).mean
+        return refine(prototypes, prototype_embeddings, context, weight, bias).unsqueeze(0)

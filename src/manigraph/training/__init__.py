@@ -1,0 +1,1 @@
+"""Schedule, loop and evaluation. Drives any method through its contract and knows none."""
