@@ -26,8 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manigraph.algorithms.base import Algorithm, Batch, DataRequest, StepContext, StepOutput
+from manigraph.algorithms.base import Algorithm
 from manigraph.algorithms.parts import AdversarialConfig, perturbation, unlabelled_terms
+from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import (
     anchor_angle,
     anchor_boundary,

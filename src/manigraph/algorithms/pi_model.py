@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from manigraph.algorithms.base import Algorithm, Batch, DataRequest, StepContext, StepOutput
+from manigraph.algorithms.base import Algorithm
 from manigraph.algorithms.parts import ConsistencyConfig, unlabelled_terms
+from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import frozen_running_statistics
 
 

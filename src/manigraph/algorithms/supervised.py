@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from manigraph.algorithms.base import Algorithm, Batch, DataRequest, StepContext, StepOutput
+from manigraph.algorithms.base import Algorithm
+from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 
 
 class Supervised(Algorithm["Supervised.Config"]):

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from manigraph.algorithms.base import Algorithm, Batch, DataRequest, StepContext, StepOutput
+from manigraph.algorithms.base import Algorithm
 from manigraph.algorithms.parts import AdversarialConfig, perturbation, unlabelled_terms
+from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import RandomState, frozen_running_statistics
 
 

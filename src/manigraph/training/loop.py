@@ -1,0 +1,122 @@
+"""The training loop: batches in, an algorithm and an optimiser stepped. It knows no method."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from manigraph.algorithms.base import Algorithm
+from manigraph.contract import Batch, StepContext
+from manigraph.errors import NonFiniteLossError
+from manigraph.training.schedule import SuperConvergence
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The optimiser and the length of the run."""
+
+    steps: int = 282_000
+    """Number of updates."""
+    weight_decay: float = 2e-4
+    """L2 penalty on all weights."""
+    ema_decay: float = 0.0
+    """Predict with an exponential average of the weights; 0 means with the weights themselves."""
+    log_every: int = 20
+    """Steps between two lines of metrics."""
+    evaluate_every: int = 0
+    """Steps between two evaluations on the validation images; 0 means only at the end."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One line of metrics."""
+
+    step: int
+    loss: float
+    terms: dict[str, float]
+    learning_rate: float
+    momentum: float
+
+
+class Trainer:
+    """An algorithm with its optimiser, schedule and average, stepped by `run`."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        schedule: SuperConvergence,
+        config: TrainingConfig,
+        generator: torch.Generator,
+    ) -> None:
+        if config.steps < 1:
+            raise ValueError(f"training takes at least 1 step, got {config.steps}")
+        self.algorithm = algorithm
+        self.schedule = schedule
+        self.config = config
+        self.generator = generator
+        self.step = 0
+        self.optimizer = torch.optim.SGD(
+            (p for p in algorithm.parameters() if p.requires_grad),
+            lr=schedule.max_learning_rate,
+            momentum=schedule.max_momentum,
+            nesterov=True,
+            weight_decay=config.weight_decay,
+        )
+        self.average = (
+            AveragedModel(
+                algorithm, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay), use_buffers=False
+            )
+            if config.ema_decay > 0
+            else None
+        )
+
+    def run(self, batches: Iterator[Batch], on_step: Callable[[StepRecord], None]) -> None:
+        """Train to the last step; `on_step` is called with a record now and then."""
+        self.algorithm.train()
+        while self.step < self.config.steps:
+            record = self.train_step(next(batches))
+            if record is not None:
+                on_step(record)
+
+    def train_step(self, batch: Batch) -> StepRecord | None:
+        """One update. Nothing is changed if the loss or a gradient is not finite."""
+        config = self.config
+        rates = self.schedule.apply(self.optimizer, self.step / config.steps)
+        context = StepContext(self.step, config.steps, self.generator)
+        output = self.algorithm.training_step(batch, context)
+        loss = output.loss
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.get_total_norm(
+            p.grad for p in self.algorithm.parameters() if p.grad is not None
+        )
+        if not torch.isfinite(norm) or not torch.isfinite(loss):
+            terms = ", ".join(f"{name} {value.item():.3g}" for name, value in output.terms.items())
+            raise NonFiniteLossError(
+                f"training stopped before step {self.step}: the loss or its gradient is not finite "
+                f"({terms}); the weights of the last good step are kept. Try a lower "
+                f"schedule.max_learning_rate"
+            )
+        self.optimizer.step()
+        self.algorithm.after_step(context)
+        if self.average is not None:
+            self.average.update_parameters(self.algorithm)
+        self.step += 1
+        if self.step % config.log_every and self.step != config.steps:
+            return None
+        return StepRecord(
+            step=self.step,
+            loss=loss.item(),
+            terms={name: value.item() for name, value in output.terms.items()},
+            learning_rate=rates.learning_rate,
+            momentum=rates.momentum,
+        )
+
+    def inference_model(self) -> nn.Module:
+        """The module whose predictions count: the averaged one if there is an average."""
+        averaged = self.average.module if self.average is not None else self.algorithm
+        model: nn.Module = averaged.inference_model()
+        return model
