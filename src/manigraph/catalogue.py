@@ -3,13 +3,15 @@
 A method, data set, backbone or recipe is added by writing its file and one line here.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from manigraph.registry import Entry, Registry
 
 if TYPE_CHECKING:
     from manigraph.algorithms.base import Algorithm
-    from manigraph.data.sources.base import Dataset
+    from manigraph.config import Config
+    from manigraph.data.sources.base import Source
     from manigraph.nn.backbones.base import Backbone
 
 ALGORITHMS: "Registry[type[Algorithm[Any]]]" = Registry(
@@ -60,12 +62,22 @@ BACKBONES: "Registry[type[Backbone]]" = Registry(
     },
 )
 
-DATASETS: "Registry[type[Dataset]]" = Registry(
+DATASETS: "Registry[Source]" = Registry(
     "data set",
     {
         "digits": Entry(
             "manigraph.data.sources.digits:load_digits",
             "1,797 handwritten digits of 8x8 pixels, shipped with scikit-learn",
+        ),
+    },
+)
+
+RECIPES: "Registry[Callable[[str], Config[Any]]]" = Registry(
+    "recipe",
+    {
+        "digits": Entry(
+            "manigraph.recipes.digits:digits",
+            "digits with 20 labels, small CNN; about a minute on two cores",
         ),
     },
 )

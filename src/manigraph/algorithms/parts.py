@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manigraph.functional import (
+    class_imbalance,
     entropy,
     kl_consistency,
     mse_consistency,
@@ -32,6 +33,8 @@ class ConsistencyConfig:
     """λ1, weight of the consistency term."""
     entropy_weight: float = 0.1
     """λ2, weight of the entropy term."""
+    balance_weight: float = 0.0
+    """Weight of a term that keeps all classes in use on unlabelled images; not in the paper."""
     ramp_fraction: float = 0.0
     """Share of the run over which λ1 and λ2 grow to their full size; 0 means at once."""
 
@@ -67,6 +70,7 @@ def unlabelled_terms(
     return {
         "consistency": ramp * config.consistency_weight * consistency,
         "entropy": ramp * config.entropy_weight * entropy(target_logits),
+        "balance": config.balance_weight * class_imbalance(target_logits),
     }
 
 

@@ -9,6 +9,7 @@ from manigraph.functional.adversarial import (
     virtual_adversarial_perturbation,
 )
 from manigraph.functional.consistency import (
+    class_imbalance,
     entropy,
     kl_consistency,
     kl_divergence,
@@ -38,6 +39,7 @@ __all__ = [
     "anchor_magnitude",
     "attention_weights",
     "class_centres",
+    "class_imbalance",
     "cosine_similarity",
     "divergence",
     "entropy",

@@ -89,5 +89,6 @@ def _unit_per_image(vectors: Tensor) -> Tensor:
     # Dividing by the largest entry first keeps tiny gradients from underflowing when squared.
     tiny = torch.finfo(flat.dtype).tiny
     flat = flat / flat.abs().amax(dim=1, keepdim=True).clamp_min(tiny)
-    flat = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp_min(tiny)
+    lengths: Tensor = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    flat = flat / lengths.clamp_min(tiny)
     return flat.view_as(vectors).detach()

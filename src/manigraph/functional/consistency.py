@@ -1,5 +1,7 @@
 """How far two predictions are apart, and how undecided one is (paper, section 3.1)."""
 
+import math
+
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -45,3 +47,14 @@ def entropy(logits: Float[Tensor, "B C"]) -> Float[Tensor, ""]:
     """L_em: the mean over images of -Σ_c p_bc log p_bc, with p the softmax of the logits."""
     log_probs = F.log_softmax(logits, dim=1)
     return -(log_probs.exp() * log_probs).sum(dim=1).mean()
+
+
+def class_imbalance(logits: Float[Tensor, "B C"]) -> Float[Tensor, ""]:
+    """KL(uniform ‖ mean prediction of the batch): 0 if all classes are predicted equally often.
+
+    Not in the paper. With one or two labels per class, consistency alone can merge whole classes;
+    this term notices. It assumes that the unlabelled images hold about as many of each class.
+    """
+    C = logits.shape[1]
+    mean_log_probs = F.log_softmax(logits, dim=1).logsumexp(dim=0) - math.log(len(logits))  # (C,)
+    return -math.log(C) - mean_log_probs.mean()

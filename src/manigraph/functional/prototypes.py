@@ -40,7 +40,7 @@ def anchor_magnitude(
     """
     average_length = torch.linalg.vector_norm(features.detach(), dim=1).mean()
     relative_length = torch.linalg.vector_norm(centres, dim=1) / average_length  # (C,)
-    excess = ((relative_length - 1).abs() - margin).clamp_min(0)
+    excess: Tensor = ((relative_length - 1).abs() - margin).clamp_min(0)
     return excess.square().mean()
 
 

@@ -38,8 +38,7 @@ def evaluate(logits: Tensor, classes: Tensor) -> Evaluation:
     C = logits.shape[1]
     wrong = logits.argmax(dim=1) != classes
     class_errors = tuple(
-        100 * wrong[classes == c].double().mean().item() if (classes == c).any() else None
-        for c in range(C)
+        100 * wrong[classes == c].double().mean().item() if (classes == c).any() else None for c in range(C)
     )
     probs = logits.softmax(dim=1)
     calibration = multiclass_calibration_error(probs, classes, num_classes=C, n_bins=15, norm="l1")

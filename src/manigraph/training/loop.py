@@ -66,9 +66,7 @@ class Trainer:
             weight_decay=config.weight_decay,
         )
         self.average = (
-            AveragedModel(
-                algorithm, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay), use_buffers=False
-            )
+            AveragedModel(algorithm, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay), use_buffers=False)
             if config.ema_decay > 0
             else None
         )
@@ -84,16 +82,18 @@ class Trainer:
     def train_step(self, batch: Batch) -> StepRecord | None:
         """One update. Nothing is changed if the loss or a gradient is not finite."""
         config = self.config
+        before = [buffer.clone() for buffer in self.algorithm.buffers()]
         rates = self.schedule.apply(self.optimizer, self.step / config.steps)
         context = StepContext(self.step, config.steps, self.generator)
         output = self.algorithm.training_step(batch, context)
         loss = output.loss
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.get_total_norm(
-            p.grad for p in self.algorithm.parameters() if p.grad is not None
-        )
+        loss.backward()
+        norm = nn.utils.get_total_norm(p.grad for p in self.algorithm.parameters() if p.grad is not None)
         if not torch.isfinite(norm) or not torch.isfinite(loss):
+            # A bad batch has already gone into the running statistics of batch norm.
+            for buffer, value in zip(self.algorithm.buffers(), before, strict=True):
+                buffer.copy_(value)
             terms = ", ".join(f"{name} {value.item():.3g}" for name, value in output.terms.items())
             raise NonFiniteLossError(
                 f"training stopped before step {self.step}: the loss or its gradient is not finite "
@@ -115,8 +115,14 @@ class Trainer:
             momentum=rates.momentum,
         )
 
+    def evaluated_algorithm(self) -> Algorithm[Any]:
+        """The algorithm with the weights that count: the averaged ones if there is an average."""
+        if self.average is None:
+            return self.algorithm
+        averaged = self.average.module
+        assert isinstance(averaged, Algorithm)
+        return averaged
+
     def inference_model(self) -> nn.Module:
-        """The module whose predictions count: the averaged one if there is an average."""
-        averaged = self.average.module if self.average is not None else self.algorithm
-        model: nn.Module = averaged.inference_model()
-        return model
+        """The module whose predictions count."""
+        return self.evaluated_algorithm().inference_model()

@@ -1,0 +1,86 @@
+"""What a person sees while a run trains: a live bar in a terminal, plain lines elsewhere."""
+
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from manigraph.build import Job
+    from manigraph.runs import RunDirectory
+    from manigraph.training.evaluation import Evaluation
+    from manigraph.training.loop import StepRecord
+
+LINES_PER_RUN = 10
+
+
+class TrainingDisplay:
+    """A progress bar for one run after the other; use as a context manager."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._live = self.console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self._live,
+        )
+        self._steps = 0
+
+    def __enter__(self) -> "TrainingDisplay":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def start(self, run: "RunDirectory", job: "Job") -> None:
+        """A run begins."""
+        self._steps = job.trainer.config.steps
+        parameters = sum(p.numel() for p in job.trainer.algorithm.parameters())
+        self.console.print(
+            f"{run.path.name}: {len(job.split.labelled)} labelled, {len(job.split.unlabelled)} unlabelled, "
+            f"{len(job.split.validation)} validation, {len(job.split.test)} test images; "
+            f"{parameters:,} parameters",
+            highlight=False,
+        )
+        self._task = self._progress.add_task(run.path.name, total=self._steps, loss="-")
+
+    def step(self, record: "StepRecord") -> None:
+        """Some steps are done."""
+        self._progress.update(self._task, completed=record.step, loss=f"{record.loss:.3f}")
+        if not self._live and self._is_milestone(record.step):
+            terms = "  ".join(f"{name} {value:.3f}" for name, value in record.terms.items())
+            self.console.print(
+                f"step {record.step}/{self._steps}  loss {record.loss:.3f}  {terms}", highlight=False
+            )
+
+    def _is_milestone(self, step: int) -> bool:
+        """True about ten times in a run, whatever its length."""
+        every = max(self._steps // LINES_PER_RUN, 1)
+        return step == self._steps or step % every == 0
+
+
+def print_evaluation(part: str, evaluation: "Evaluation", class_names: tuple[str, ...] = ()) -> None:
+    """Error, calibration error and, with class names, the error of each class."""
+    console = Console()
+    console.print(
+        f"{part} error {evaluation.error:.2f} % of {evaluation.num_images} images, "
+        f"calibration error {evaluation.calibration_error:.2f} %",
+        highlight=False,
+    )
+    if class_names:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("class", style="cyan")
+        table.add_column("error %", justify="right")
+        for name, error in zip(class_names, evaluation.class_errors, strict=True):
+            table.add_row(name, "-" if error is None else f"{error:.1f}")
+        console.print(table)

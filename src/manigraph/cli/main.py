@@ -1,0 +1,84 @@
+"""`manigraph COMMAND`: finds the command and turns errors into one sentence."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from manigraph import __version__
+from manigraph.errors import NonFiniteLossError, UnknownNameError, UserError
+
+COMMANDS = {
+    "train": "train a classifier from a recipe",
+    "evaluate": "measure a trained run on its test images",
+    "demo": "compare methods on digits with 20 labels, in about three minutes",
+    "reproduce": "measure a table of results: methods, labels, seeds",
+    "bench": "measure how fast the methods train on this machine",
+    "list": "name the algorithms, recipes, data sets and backbones",
+}
+
+HELP = """\
+usage: manigraph COMMAND [OPTIONS]
+
+Train an image classifier from a few labels and many unlabelled images.
+
+commands:
+{commands}
+
+options:
+  -h, --help     show this help; `manigraph COMMAND --help` shows a command's options
+  --version      show the version
+  --traceback    show the full traceback of an error (or set MANIGRAPH_TRACEBACK=1)
+
+start here:
+  manigraph demo
+  manigraph train digits --algorithm manifold_graph --data.labels 50
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0, 1 for a failure, 2 for a wrong command line."""
+    rest = list(sys.argv[1:] if arguments is None else arguments)
+    want_traceback = bool(os.environ.get("MANIGRAPH_TRACEBACK"))
+    if "--traceback" in rest:
+        rest.remove("--traceback")
+        want_traceback = True
+    if not rest or rest[0] in ("-h", "--help", "help"):
+        listing = "\n".join(f"  {name:<12} {summary}" for name, summary in COMMANDS.items())
+        print(HELP.format(commands=listing), end="")
+        return 0
+    if rest[0] == "--version":
+        print(f"manigraph {__version__}")
+        return 0
+    try:
+        return _run(rest[0], rest[1:])
+    except UserError as error:
+        if want_traceback:
+            raise
+        return _complain(str(error), 2)
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except (NonFiniteLossError, OSError) as error:
+        if want_traceback:
+            raise
+        return _complain(str(error), 1)
+    except Exception as error:
+        if want_traceback:
+            raise
+        message = " ".join(str(error).split())
+        return _complain(
+            f"unexpected {type(error).__name__}: {message} (run again with --traceback and report it)", 1
+        )
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    if command not in COMMANDS:
+        raise UnknownNameError("command", command, COMMANDS)
+    module = importlib.import_module(f"manigraph.cli.{command}")
+    code: int = module.run(arguments)
+    return code
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"manigraph: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,141 @@
+"""A grid of runs: measured cell by cell, written as they come, never measured twice."""
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from manigraph.catalogue import DATASETS, RECIPES
+from manigraph.config import Config, as_dict
+from manigraph.data.split import draw_split
+from manigraph.errors import UserError
+from manigraph.experiments.outsiders import OUTSIDERS
+from manigraph.runs import provenance, write_json
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid."""
+
+    recipe: str
+    algorithm: str
+    labels: int
+    seed: int
+
+    def config(self) -> Config[Any]:
+        """The run's configuration; an outsider takes data and split from the supervised one."""
+        algorithm = "supervised" if self.algorithm in OUTSIDERS else self.algorithm
+        config = RECIPES.get(self.recipe)(algorithm)
+        return replace(config, seed=self.seed, data=replace(config.data, labels=self.labels))
+
+    def digest(self) -> str:
+        """Changes whenever any setting of the run does."""
+        text = json.dumps({"cell": asdict(self), "config": as_dict(self.config())}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured in one cell."""
+
+    cell: Cell
+    digest: str
+    test_error: float
+    """Per cent."""
+    calibration_error: float | None
+    """Per cent; None for outsiders."""
+    split: str
+    """Digest of the split."""
+    seconds: float
+    commit: str | None
+
+
+def measure(cell: Cell, runs: Path) -> Result:
+    """Train and evaluate one cell."""
+    config = cell.config()
+    began = time.monotonic()
+    if cell.algorithm in OUTSIDERS:
+        dataset = DATASETS.get(config.data.name)()
+        split = draw_split(dataset, num_labels=cell.labels, num_validation=0, seed=cell.seed)
+        error, calibration, digest = OUTSIDERS[cell.algorithm](dataset, split), None, split.digest
+    else:
+        from manigraph.engine import train
+
+        run, evaluations = train(config, runs)
+        error, calibration = evaluations["test"].error, evaluations["test"].calibration_error
+        digest = run.read_json("split.json")["digest"]
+    return Result(
+        cell=cell,
+        digest=cell.digest(),
+        test_error=error,
+        calibration_error=calibration,
+        split=digest,
+        seconds=round(time.monotonic() - began, 1),
+        commit=provenance()["commit"],
+    )
+
+
+class ResultsFile:
+    """Results on disk: one JSON file, rewritten atomically after each cell."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.results: list[Result] = []
+        if path.is_file():
+            try:
+                values = json.loads(path.read_text(encoding="utf-8"))
+                self.results = [
+                    Result(**{**value, "cell": Cell(**value["cell"])}) for value in values["results"]
+                ]
+            except (ValueError, KeyError, TypeError):
+                raise UserError(f"'{path}' is not a results file: move it away or name another") from None
+
+    def find(self, cell: Cell) -> Result | None:
+        """The result of a cell, if it was measured with the settings it has today."""
+        digest = cell.digest()
+        return next((r for r in self.results if r.cell == cell and r.digest == digest), None)
+
+    def add(self, result: Result) -> None:
+        """Keep a result, in the place of an older one of the same cell."""
+        self.results = [r for r in self.results if r.cell != result.cell] + [result]
+        self.results.sort(key=lambda r: (r.cell.recipe, r.cell.labels, r.cell.algorithm, r.cell.seed))
+        record = provenance()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, {**record, "results": [asdict(r) for r in self.results]})
+
+
+def run_grid(
+    cells: Iterable[Cell],
+    results: ResultsFile,
+    runs: Path,
+    *,
+    jobs: int,
+    on_result: Callable[[Result], None] = lambda result: None,
+) -> None:
+    """Measure what is not in `results` yet, `jobs` cells at a time with one thread each."""
+    missing = [cell for cell in cells if results.find(cell) is None]
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
+    try:
+        for future in as_completed([pool.submit(measure, cell, runs) for cell in missing]):
+            result = future.result()
+            results.add(result)
+            on_result(result)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def mean_and_spread(errors: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation over seeds (of the seeds themselves, not estimated: ddof 0)."""
+    return statistics.fmean(errors), statistics.pstdev(errors)

@@ -1,0 +1,1 @@
+"""Named, complete configurations. A recipe is a function from an algorithm's name to a `Config`."""
