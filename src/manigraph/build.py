@@ -60,7 +60,8 @@ def build(config: Config[Any]) -> Job:
     images = _fast_layout(preprocessing(dataset.images))
 
     torch.manual_seed(config.seed)
-    algorithm = build_algorithm(config, dataset).to(memory_format=torch.channels_last)
+    algorithm = build_algorithm(config, dataset)
+    algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stub
     try:
         trainer = Trainer(algorithm, config.schedule, config.training, _generator(config.seed, 1))
     except ValueError as error:

@@ -53,11 +53,20 @@ def _in_one_line(complaint: str, kind: Any, arguments: Sequence[str], program: s
         name = argument.partition("=")[0]
         if name.startswith("--") and name != "--help" and name not in legal:
             return UnknownNameError("option", name, legal, hint=f"see `{program} --help`")
-    # tyro draws a box; its first section says what is wrong.
-    lines = [line.strip("│ ").strip() for line in complaint.splitlines() if line.startswith("│")]
-    first_section = " ".join(" ".join(lines).split("───")[0].split())
-    message = re.sub(r"\s+", " ", first_section) or "the options could not be understood"
+    message = _first_section(complaint) or "the options could not be understood"
     return UserError(f"{message.rstrip('.')} (see `{program} --help`)")
+
+
+def _first_section(complaint: str) -> str:
+    """What is wrong, out of the box that tyro draws: a title, then sections between rules.
+
+    Without UTF-8 the box has no frame and the title is a section of its own.
+    """
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", complaint)
+    sections = re.split(r"^[\s│]*[─-]{3,}[\s│]*$", plain, flags=re.MULTILINE)
+    framed = plain.lstrip().startswith("╭")
+    body = sections[0].partition("╮")[2] if framed else "".join(sections[1:2])
+    return " ".join(body.replace("│", " ").partition("╰")[0].split())
 
 
 def _option_names(kind: Any, prefix: str = "--") -> Iterator[str]:

@@ -29,6 +29,8 @@ class ConsistencyConfig:
 
     consistency: ConsistencyMeasure = "kl"
     """How the distance of two predictions is measured."""
+    target_temperature: float = 1.0
+    """Divides the target's logits; below 1 the target is more decided than the prediction."""
     consistency_weight: float = 1.0
     """λ1, weight of the consistency term."""
     entropy_weight: float = 0.1
@@ -66,7 +68,8 @@ def unlabelled_terms(
 ) -> dict[str, Tensor]:
     """λ1 L_con and λ2 L_em: the student follows the (constant) target; the target gets decided."""
     ramp = ramp_up(progress, config.ramp_fraction)
-    consistency = _CONSISTENCY[config.consistency](target_logits, student_logits)
+    sharpened_logits = target_logits / config.target_temperature
+    consistency = _CONSISTENCY[config.consistency](sharpened_logits, student_logits)
     return {
         "consistency": ramp * config.consistency_weight * consistency,
         "entropy": ramp * config.entropy_weight * entropy(target_logits),

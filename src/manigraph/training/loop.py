@@ -24,10 +24,10 @@ class TrainingConfig:
     """L2 penalty on all weights."""
     ema_decay: float = 0.0
     """Predict with an exponential average of the weights; 0 means with the weights themselves."""
+    max_gradient_norm: float = 0.0
+    """Shorten longer gradients (over all weights) to this length; 0 means never."""
     log_every: int = 20
     """Steps between two lines of metrics."""
-    evaluate_every: int = 0
-    """Steps between two evaluations on the validation images; 0 means only at the end."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class Trainer:
         loss = output.loss
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = nn.utils.get_total_norm(p.grad for p in self.algorithm.parameters() if p.grad is not None)
+        parameters = [p for p in self.algorithm.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if not torch.isfinite(norm) or not torch.isfinite(loss):
             # A bad batch has already gone into the running statistics of batch norm.
             for buffer, value in zip(self.algorithm.buffers(), before, strict=True):
@@ -100,6 +101,8 @@ class Trainer:
                 f"({terms}); the weights of the last good step are kept. Try a lower "
                 f"schedule.max_learning_rate"
             )
+        if config.max_gradient_norm > 0:
+            nn.utils.clip_grads_with_norm_(parameters, config.max_gradient_norm, norm)
         self.optimizer.step()
         self.algorithm.after_step(context)
         if self.average is not None:

@@ -1,0 +1,45 @@
+# One-word commands; each works from a fresh clone.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: help setup demo test lint format bench reproduce clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## make the virtual environment .venv with everything in it
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "manigraph needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "setting up .venv (once; a minute or two) ..."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## compare methods on digits with 20 labels (3 minutes)
+	@$(BIN)/manigraph demo
+
+test: $(READY)  ## run all tests
+	@$(BIN)/python -m pytest -n 2
+
+lint: $(READY)  ## check style, types and import layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(READY)  ## format the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY)  ## measure how fast the methods train on this machine
+	@$(BIN)/manigraph bench
+
+reproduce: $(READY)  ## measure the table of results on digits again (half an hour)
+	@$(BIN)/manigraph reproduce digits
+
+clean:  ## remove the virtual environment and caches; runs stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,191 @@
+"""Real commands in real processes, as a person types them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from manigraph.cli.main import main
+
+QUICK = ["--training.steps", "12", "--backbone.width", "0.25", "--training.log_every", "4"]
+
+
+def manigraph(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "manigraph", *arguments]
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("work")
+    manigraph("train", "digits", *QUICK, "--method.warmup_fraction", "0.5", cwd=folder)
+    return folder / "runs" / "digits-20-manifold_graph-seed0"
+
+
+def test_training_leaves_a_complete_run_and_nothing_else(trained: Path) -> None:
+    assert sorted(path.name for path in trained.iterdir()) == [
+        "config.json",
+        "evaluations.jsonl",
+        "metrics.jsonl",
+        "model.safetensors",
+        "predictions.safetensors",
+        "preprocessing.json",
+        "provenance.json",
+        "split.json",
+        "status.json",
+    ]
+    assert sorted(path.name for path in trained.parent.parent.rglob("*") if path.is_dir()) == [
+        trained.name,
+        "runs",
+    ]
+    assert json.loads((trained / "status.json").read_text())["state"] == "finished"
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 8, 12]
+    assert "anchor" not in lines[0]["terms"]  # warm-up: the graph is off
+    assert lines[2]["terms"]["anchor"] > 0
+    assert sum(lines[2]["terms"].values()) == pytest.approx(lines[2]["loss"], rel=1e-5)
+    with safe_open(trained / "predictions.safetensors", "numpy") as file:
+        assert file.get_slice("logits").get_shape() == [500, 10]
+
+
+def test_evaluate_repeats_the_error_that_training_reported(trained: Path) -> None:
+    result = manigraph("evaluate", str(trained), "--json", "True", cwd=trained)
+    reported = json.loads((trained / "evaluations.jsonl").read_text())
+    assert json.loads(result.stdout)["error"] == reported["error"]
+    table = manigraph("evaluate", str(trained), cwd=trained).stdout
+    assert f"test error {reported['error']:.2f} %" in table
+
+
+def test_the_saved_configuration_repeats_the_run(trained: Path, tmp_path: Path) -> None:
+    manigraph("train", "digits", "--file", str(trained / "config.json"), cwd=tmp_path)
+    again = tmp_path / "runs" / trained.name
+    assert (again / "config.json").read_text() == (trained / "config.json").read_text()
+    assert (again / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
+    assert (again / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(
+        json.dumps({"algorithm": "pi_vat", "seed": 7, "data": {"labels": 30}, "method": {"epsilon": 0.75}})
+    )
+    manigraph("train", "digits", "--file", "mine.json", *QUICK, "--data.labels", "50", cwd=tmp_path)
+    config = json.loads((tmp_path / "runs" / "digits-50-pi_vat-seed7" / "config.json").read_text())
+    assert config["data"]["labels"] == 50
+    assert config["method"]["epsilon"] == 0.75
+    assert config["batch"]["unlabelled"] == 128
+
+
+def test_weights_that_are_not_finite_stop_the_run_and_are_explained(tmp_path: Path) -> None:
+    result = manigraph(
+        "train", "digits", *QUICK, "--schedule.max_learning_rate", "1e30", cwd=tmp_path, code=1
+    )
+    assert "not finite" in result.stderr
+    assert "lower schedule.max_learning_rate" in result.stderr
+    assert "Traceback" not in result.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert json.loads((run / "status.json").read_text())["state"] == "failed"
+    with safe_open(run / "model.safetensors", "numpy") as file:
+        assert len(list(file.keys())) > 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tran"], "unknown command 'tran': did you mean 'train'?"),
+        (["train", "digit"], "unknown recipe 'digit': did you mean 'digits'?"),
+        (["train", "--seed", "1"], "name a recipe first"),
+        (["train", "digits", "--algorithm", "pi-vat"], "unknown algorithm 'pi-vat': did you mean 'pi_vat'?"),
+        (["train", "digits", "--data.label", "20"], "'--data.label': did you mean '--data.labels'?"),
+        (["train", "digits", "--data.labels", "many"], "Error parsing --data.labels"),
+        (["train", "digits", "--data.labels", "9"], "9 labels are fewer than the 10 classes"),
+        (["train", "digits", "--data.name", "digts"], "unknown data set 'digts': did you mean 'digits'?"),
+        (["train", "digits", "--backbone.name", "cnn12"], "unknown backbone 'cnn12': did you mean 'cnn13'?"),
+        (["train", "digits", "--method.prototypes_per_class", "0"], "(K) must be at least 1, got 0"),
+        (["train", "digits", "--training.steps", "0"], "at least 1 step, got 0"),
+        (["train", "digits", "--file", "none.json"], "cannot read the configuration file 'none.json'"),
+        (["evaluate", "nowhere"], "there is no run directory at 'nowhere'"),
+        (["list", "algoritms"], "unknown kind 'algoritms': did you mean 'algorithms'?"),
+        (["reproduce", "digit"], "invalid choice 'digit'"),
+        (["bench", "--scale", "0"], "--scale must be positive"),
+    ],
+)
+def test_bad_input_gets_one_line_and_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    complaint = capsys.readouterr().err
+    assert message in complaint
+    assert len(complaint.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input_ends_a_real_process_without_a_traceback(tmp_path: Path) -> None:
+    result = manigraph("train", "digits", "--algorithm", "vatt", cwd=tmp_path, code=2)
+    assert result.stderr == "manigraph: unknown algorithm 'vatt': did you mean 'vat'?\n"
+
+
+def test_a_traceback_can_be_asked_for(tmp_path: Path) -> None:
+    assert "Traceback" in manigraph("evaluate", "nowhere", "--traceback", cwd=tmp_path, code=1).stderr
+
+
+def test_damaged_weights_are_refused(trained: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for file in trained.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "model.safetensors").write_bytes((trained / "model.safetensors").read_bytes()[:1000])
+    result = manigraph("evaluate", str(copy), cwd=tmp_path, code=2)
+    assert "does not hold the weights of this run" in result.stderr
+
+
+def test_list_names_everything(tmp_path: Path) -> None:
+    output = manigraph("list", cwd=tmp_path).stdout
+    for name in ("manifold_graph", "pi_vat", "digits", "cnn13", "wide_resnet28_2"):
+        assert name in output
+
+
+def test_every_option_of_training_has_help(tmp_path: Path) -> None:
+    lines = manigraph("train", "digits", "--help", cwd=tmp_path).stdout
+    assert "--method.anchor_weight" in lines
+    assert "λ3, weight of the anchor loss" in lines
+
+
+def test_demo_compares_and_explains(tmp_path: Path) -> None:
+    output = manigraph("demo", "--steps", "4", cwd=tmp_path).stdout
+    for text in (
+        "supervised only",
+        "LabelSpreading",
+        "Π-VAT",
+        "Manifold Graph",
+        "unlabelled images",
+        "runs/demo/",
+    ):
+        assert text in output
+
+
+def test_reproduce_measures_once_and_continues(tmp_path: Path) -> None:
+    arguments = ["reproduce", "digits", "--methods", "label_spreading", "--labels", "20", "--jobs", "1"]
+    first = manigraph(*arguments, "--seeds", "1", cwd=tmp_path).stdout
+    assert "1 cells, 0 done before, 1 to measure" in first
+    second = manigraph(*arguments, "--seeds", "2", cwd=tmp_path).stdout
+    assert "2 cells, 1 done before, 1 to measure" in second
+    record = json.loads((tmp_path / "results" / "digits.json").read_text())
+    assert [result["cell"]["seed"] for result in record["results"]] == [0, 1]
+    assert record["machine"]["cores"]
+
+
+def test_bench_prints_ratios(tmp_path: Path) -> None:
+    output = manigraph("bench", "--scale", "0.01", "--output", "bench.json", cwd=tmp_path).stdout
+    assert "relative to Π-VAT" in output
+    timings = json.loads((tmp_path / "bench.json").read_text())["timings"]
+    assert {t["ratio"] for t in timings if t["algorithm"] == "pi_vat"} == {1.0}

@@ -1,0 +1,74 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from manigraph.errors import UserError
+from manigraph.runs import RunDirectory, write_atomically, write_json
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    paths = [RunDirectory.create(tmp_path, "run").path for _ in range(3)]
+    assert [path.name for path in paths] == ["run", "run-2", "run-3"]
+
+
+def test_a_new_run_says_where_it_comes_from(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "run")
+    record = run.read_json("provenance.json")
+    assert record["command"][0] == "manigraph"
+    assert record["packages"]["torch"]
+    assert record["machine"]["cores"] >= 1
+    assert run.read_json("status.json") == {"state": "running", "reason": ""}
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, {"old": True})
+
+    def fail(temporary: Path) -> None:
+        temporary.write_text("half of a f")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert json.loads(path.read_text()) == {"old": True}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_are_appended_and_read_back(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "run")
+    assert run.read_lines("metrics.jsonl") == []
+    run.append_line("metrics.jsonl", {"step": 1})
+    run.append_line("metrics.jsonl", {"step": 2})
+    assert run.read_lines("metrics.jsonl") == [{"step": 1}, {"step": 2}]
+
+
+def make_run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory.create(tmp_path, "run")
+    run.write_json("config.json", {})
+    return run
+
+
+def test_opening_what_is_not_a_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no run directory"):
+        RunDirectory.open(tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"has no config\.json"):
+        RunDirectory.open(tmp_path)
+
+
+def test_a_run_of_another_format_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    write_json(run.path / "provenance.json", {"format": 99})
+    with pytest.raises(UserError, match="written in run format 99"):
+        RunDirectory.open(run.path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "not valid JSON"), ("[]", "does not hold a JSON object"), (None, "missing")]
+)
+def test_damaged_files_are_named(tmp_path: Path, text: str | None, message: str) -> None:
+    run = make_run(tmp_path)
+    if text is not None:
+        (run.path / "split.json").write_text(text)
+    with pytest.raises(UserError, match=message):
+        run.read_json("split.json")
