@@ -65,6 +65,13 @@ class BatchConfig:
     unlabelled: int = 128
     """Unlabelled images in a batch, drawn independently of the labelled ones."""
 
+    def __post_init__(self) -> None:
+        if min(self.labelled, self.unlabelled) < 2:
+            raise ValueError(
+                f"a batch needs at least 2 labelled and 2 unlabelled images (batch norm), got "
+                f"{self.labelled} and {self.unlabelled}"
+            )
+
 
 def batches(
     images: Tensor,
