@@ -1,5 +1,11 @@
-"""scikit-learn's digits: 8×8 pixels, trained in about a minute on two cores."""
+"""scikit-learn's digits: 8×8 pixels, trained in about a minute on two cores.
 
+Settings were chosen on 300 validation images held out of the training images, with label draws (seeds 10 to 13)
+that the published results (seeds 0 to 4) do not use; `docs/digits.md` says what was tried. All methods share
+them, so that a difference in error is a difference of methods.
+"""
+
+from dataclasses import fields
 from typing import Any
 
 from manigraph.catalogue import ALGORITHMS
@@ -8,17 +14,30 @@ from manigraph.data.batches import AugmentationConfig
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
 
+METHOD_SETTINGS: dict[str, Any] = {
+    "consistency": "mse",
+    "consistency_weight": 4.0,
+    "balance_weight": 3.0,
+    "ramp_fraction": 0.4,
+    "epsilon": 0.5,
+    "warmup_fraction": 0.2,
+    "prototypes_per_class": 5,
+    "prototype_update": "shared",
+}
+"""What departs from the paper's settings, for the methods that have the setting."""
+
 
 def digits(algorithm: str) -> Config[Any]:
-    """20 labels, small CNN, one-pixel shifts; settings chosen on validation images."""
+    """20 labels, small CNN, one-pixel shifts and small rotations."""
     method = ALGORITHMS.get(algorithm)
-    settings: dict[str, dict[str, Any]] = {}
+    known = {field.name for field in fields(method.Config)}
+    settings = {name: value for name, value in METHOD_SETTINGS.items() if name in known}
     return Config(
         algorithm=algorithm,
-        method=method.Config(**settings.get(algorithm, {})),
+        method=method.Config(**settings),
         data=DataConfig(name="digits", labels=20),
         backbone=BackboneConfig(name="small_cnn"),
-        augmentation=AugmentationConfig(translation=1),
+        augmentation=AugmentationConfig(translation=1, rotation=10.0, scale=0.1),
         schedule=SuperConvergence(max_learning_rate=0.1),
-        training=TrainingConfig(steps=600, ema_decay=0.98),
+        training=TrainingConfig(steps=500, weight_decay=1e-3, ema_decay=0.98, max_gradient_norm=3.0),
     )
