@@ -26,8 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manigraph.algorithms.base import Algorithm
-from manigraph.algorithms.parts import AdversarialConfig, perturbation, unlabelled_terms
+from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import (
     anchor_angle,
@@ -50,7 +49,7 @@ from manigraph.nn.backbones.base import Backbone
 from manigraph.nn.classifier import Nodes
 
 
-class ManifoldGraphMethod(Algorithm["ManifoldGraphMethod.Config"]):
+class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
     """Π-VAT on features refined by a graph of learned prototypes."""
 
     @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class ManifoldGraphMethod(Algorithm["ManifoldGraphMethod.Config"]):
 
         terms = {
             "classification": F.cross_entropy(labelled_logits, batch.labels),
-            **unlabelled_terms(config, target_logits, student_logits, context.progress),
+            **self.unlabelled_terms(target_logits, student_logits, context.progress),
         }
         if nodes is not None:
             terms |= self._prototype_terms(features, batch.labels, nodes)

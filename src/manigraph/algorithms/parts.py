@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from manigraph.algorithms.base import Algorithm
 from manigraph.functional import (
     class_imbalance,
     entropy,
@@ -15,6 +16,8 @@ from manigraph.functional import (
     mse_consistency,
     virtual_adversarial_perturbation,
 )
+from manigraph.nn import TargetBalance
+from manigraph.nn.backbones.base import Backbone
 
 ConsistencyMeasure = Literal["kl", "mse"]
 _CONSISTENCY: Mapping[ConsistencyMeasure, Callable[[Tensor, Tensor], Tensor]] = {
@@ -29,16 +32,19 @@ class ConsistencyConfig:
 
     consistency: ConsistencyMeasure = "kl"
     """How the distance of two predictions is measured."""
-    target_temperature: float = 1.0
-    """Divides the target's logits; below 1 the target is more decided than the prediction."""
     consistency_weight: float = 1.0
     """λ1, weight of the consistency term."""
     entropy_weight: float = 0.1
     """λ2, weight of the entropy term."""
     balance_weight: float = 0.0
     """Weight of a term that keeps all classes in use on unlabelled images; not in the paper."""
+    balance_memory: int = 0
+    """Recent predictions over which targets are balanced among the classes; 0, the paper's, means not."""
     ramp_fraction: float = 0.0
     """Share of the run over which λ1 and λ2 grow to their full size; 0 means at once."""
+
+
+ConsistencyConfigT = TypeVar("ConsistencyConfigT", bound=ConsistencyConfig)
 
 
 @dataclass(frozen=True)
@@ -63,18 +69,26 @@ def ramp_up(progress: float, fraction: float) -> float:
     return math.exp(-5.0 * (1.0 - progress / fraction) ** 2)
 
 
-def unlabelled_terms(
-    config: ConsistencyConfig, target_logits: Tensor, student_logits: Tensor, progress: float
-) -> dict[str, Tensor]:
-    """λ1 L_con and λ2 L_em: the student follows the (constant) target; the target gets decided."""
-    ramp = ramp_up(progress, config.ramp_fraction)
-    sharpened_logits = target_logits / config.target_temperature
-    consistency = _CONSISTENCY[config.consistency](sharpened_logits, student_logits)
-    return {
-        "consistency": ramp * config.consistency_weight * consistency,
-        "entropy": ramp * config.entropy_weight * entropy(target_logits),
-        "balance": config.balance_weight * class_imbalance(target_logits),
-    }
+class ConsistencyAlgorithm(Algorithm[ConsistencyConfigT]):
+    """A method with a target and a student prediction of each unlabelled image."""
+
+    def __init__(self, config: ConsistencyConfigT, backbone: Backbone, num_classes: int) -> None:
+        super().__init__(config, backbone, num_classes)
+        self.target_balance = TargetBalance(num_classes, config.balance_memory)
+
+    def unlabelled_terms(
+        self, target_logits: Tensor, student_logits: Tensor, progress: float
+    ) -> dict[str, Tensor]:
+        """λ1 L_con and λ2 L_em: the student follows the (constant) target; the target gets decided."""
+        config = self.config
+        ramp = ramp_up(progress, config.ramp_fraction)
+        constant_target = self.target_balance(target_logits)
+        consistency = _CONSISTENCY[config.consistency](constant_target, student_logits)
+        return {
+            "consistency": ramp * config.consistency_weight * consistency,
+            "entropy": ramp * config.entropy_weight * entropy(target_logits),
+            "balance": config.balance_weight * class_imbalance(target_logits),
+        }
 
 
 def perturbation(

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from manigraph.algorithms.base import Algorithm
-from manigraph.algorithms.parts import ConsistencyConfig, unlabelled_terms
+from manigraph.algorithms.parts import ConsistencyAlgorithm, ConsistencyConfig
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import frozen_running_statistics
 
 
-class PiModel(Algorithm["PiModel.Config"]):
+class PiModel(ConsistencyAlgorithm["PiModel.Config"]):
     """Two views of an unlabelled image must give the same prediction."""
 
     @dataclass(frozen=True)
@@ -49,6 +48,6 @@ class PiModel(Algorithm["PiModel.Config"]):
         return StepOutput(
             {
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
-                **unlabelled_terms(config, target_logits, student_logits, context.progress),
+                **self.unlabelled_terms(target_logits, student_logits, context.progress),
             }
         )

@@ -17,13 +17,12 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from manigraph.algorithms.base import Algorithm
-from manigraph.algorithms.parts import AdversarialConfig, perturbation, unlabelled_terms
+from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import frozen_running_statistics
 
 
-class PiVAT(Algorithm["PiVAT.Config"]):
+class PiVAT(ConsistencyAlgorithm["PiVAT.Config"]):
     """One view predicts, the other, adversarially disturbed, must agree."""
 
     @dataclass(frozen=True)
@@ -54,6 +53,6 @@ class PiVAT(Algorithm["PiVAT.Config"]):
         return StepOutput(
             {
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
-                **unlabelled_terms(config, target_logits, student_logits, context.progress),
+                **self.unlabelled_terms(target_logits, student_logits, context.progress),
             }
         )

@@ -17,13 +17,12 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from manigraph.algorithms.base import Algorithm
-from manigraph.algorithms.parts import AdversarialConfig, perturbation, unlabelled_terms
+from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import RandomState, frozen_running_statistics
 
 
-class VAT(Algorithm["VAT.Config"]):
+class VAT(ConsistencyAlgorithm["VAT.Config"]):
     """Predictions must not change in the direction in which they would change most."""
 
     @dataclass(frozen=True)
@@ -50,6 +49,6 @@ class VAT(Algorithm["VAT.Config"]):
         return StepOutput(
             {
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
-                **unlabelled_terms(config, target_logits, student_logits, context.progress),
+                **self.unlabelled_terms(target_logits, student_logits, context.progress),
             }
         )

@@ -5,6 +5,7 @@ from manigraph.nn.classifier import Classifier, FrozenGraphClassifier, GraphClas
 from manigraph.nn.dropout import RandomState
 from manigraph.nn.manifold_graph import ManifoldGraph, PrototypeUpdate
 from manigraph.nn.prototypes import LabelledImageNodes, PrototypeGenerator
+from manigraph.nn.target_balance import TargetBalance
 
 __all__ = [
     "Classifier",
@@ -15,5 +16,6 @@ __all__ = [
     "PrototypeGenerator",
     "PrototypeUpdate",
     "RandomState",
+    "TargetBalance",
     "frozen_running_statistics",
 ]
