@@ -1,7 +1,7 @@
 """The whole configuration of a run, typed and frozen."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -78,6 +78,15 @@ def as_options(values: Mapping[str, Any], prefix: str = "") -> list[str]:
         else:
             options += [f"--{prefix}{key}", str(value)]
     return options
+
+
+def with_options(config: Config[Any], options: Sequence[str], *, program: str) -> Config[Any]:
+    """The configuration with some settings changed by command-line options."""
+    if not options:
+        return config
+    kind: Any = Config[type(config.method)]  # type: ignore[misc]
+    changed: Config[Any] = parse(kind, options, program=program, default=config)
+    return changed
 
 
 def from_dict(values: Mapping[str, Any], *, source: str) -> Config[Any]:

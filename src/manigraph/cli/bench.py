@@ -28,8 +28,10 @@ def run(arguments: list[str]) -> int:
 
     from manigraph.cli.results import print_table
     from manigraph.experiments.bench import SETTINGS, run_benchmark, scaled_rounds
+    from manigraph.experiments.tables import METHODS
     from manigraph.runs import provenance, write_json
 
+    titles = {row.algorithm: row.title for row in METHODS}
     console = Console()
     rounds = sum(scaled_rounds(setting, options.scale) + 2 for setting in SETTINGS)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -40,7 +42,7 @@ def run(arguments: list[str]) -> int:
             f"One training step, {setting.name}",
             ["ms", "relative to Π-VAT"],
             [
-                (t.algorithm, [f"{t.milliseconds:.1f}", f"{t.ratio:.2f}"])
+                (titles[t.algorithm], [f"{t.milliseconds:.1f}", f"{t.ratio:.2f}"])
                 for t in timings
                 if t.setting == setting.name
             ],

@@ -36,9 +36,10 @@ def run(arguments: list[str]) -> int:
     from dataclasses import replace
 
     from manigraph.cli.display import TrainingDisplay
-    from manigraph.cli.results import print_table, title
+    from manigraph.cli.results import print_table
     from manigraph.engine import train
     from manigraph.experiments.grid import Cell, measure
+    from manigraph.experiments.tables import METHODS
 
     errors: dict[str, float] = {}
     folders: dict[str, Path] = {}
@@ -53,13 +54,13 @@ def run(arguments: list[str]) -> int:
     outsider = Cell("digits", "label_spreading", options.labels, options.seed)
     errors["label_spreading"] = measure(outsider, options.runs).test_error
 
-    order = ("supervised", "label_spreading", "pi_vat", "manifold_graph")
+    titles = {row.algorithm: row.title for row in METHODS if row.algorithm in errors}
     heading = f"Test error on 500 images, {options.labels} labels, seed {options.seed}"
-    print_table(heading, ["error %"], [(name, [f"{errors[name]:.1f}"]) for name in order])
+    print_table(heading, ["error %"], [(title, [f"{errors[name]:.1f}"]) for name, title in titles.items()])
     console.print(verdict(errors), highlight=False)
     console.print("Run directories:")
     for algorithm, path in folders.items():
-        console.print(f"  {title(algorithm):<16} {path}", highlight=False, soft_wrap=True)
+        console.print(f"  {titles[algorithm]:<16} {path}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -1,7 +1,6 @@
 """`manigraph reproduce TABLE`: measure a whole table of results."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,31 +9,30 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from manigraph.cli.results import print_table, title
-from manigraph.errors import UserError
+from manigraph.cli.results import print_table
+from manigraph.errors import UnknownNameError, UserError
 from manigraph.options import parse
 
 if TYPE_CHECKING:
-    from manigraph.experiments.grid import Cell, Result, ResultsFile
-
-METHODS = ("supervised", "label_spreading", "pi_model", "vat", "pi_vat", "manifold_graph")
+    from manigraph.experiments.grid import Result, ResultsFile
+    from manigraph.experiments.tables import Row, Table
 
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """Measure a table: every method at every number of labels, over several seeds.
+    """Measure a table: every row at every number of labels, over several seeds.
 
     What is already in the results file is not measured again, so a stopped run can be continued.
     """
 
-    table: Annotated[Literal["digits"], tyro.conf.Positional]
-    """Which table."""
-    labels: tuple[int, ...] = (20, 50)
-    """Numbers of labels."""
-    seeds: int = 5
-    """Number of seeds, counted from 0."""
-    methods: tuple[str, ...] = METHODS
-    """Algorithms, and `label_spreading`."""
+    table: Annotated[Literal["digits", "digits-choices"], tyro.conf.Positional]
+    """`digits`: all methods; `digits-choices`: how the settings were chosen, on validation images."""
+    labels: tuple[int, ...] = ()
+    """Numbers of labels; by default the table's."""
+    seeds: tuple[int, ...] = ()
+    """Seeds; by default the table's."""
+    rows: tuple[str, ...] = ()
+    """Algorithms to measure; by default all rows of the table."""
     results: Path | None = None
     """Results file; by default results/TABLE.json."""
     runs: Path = Path("runs/reproduce")
@@ -46,17 +44,30 @@ class ReproduceOptions:
 def run(arguments: list[str]) -> int:
     """Measure what is missing, with progress, and print the table."""
     options: ReproduceOptions = parse(ReproduceOptions, arguments, program="manigraph reproduce")
-    if options.seeds < 1 or options.jobs < 1:
-        raise UserError("--seeds and --jobs must be at least 1")
+    if options.jobs < 1:
+        raise UserError(f"--jobs must be at least 1, got {options.jobs}")
 
-    from manigraph.experiments.grid import Cell, ResultsFile, run_grid
+    from dataclasses import replace
 
-    cells = [
-        Cell(options.table, method, labels, seed)
-        for labels in options.labels
-        for seed in range(options.seeds)
-        for method in options.methods
-    ]
+    from manigraph.experiments.grid import ResultsFile, run_grid
+    from manigraph.experiments.tables import TABLES
+
+    table = TABLES[options.table]
+    for name in options.rows:
+        if name not in (row.algorithm for row in table.rows):
+            raise UnknownNameError("row", name, {row.algorithm for row in table.rows})
+    table = replace(
+        table,
+        labels=options.labels or table.labels,
+        seeds=options.seeds or table.seeds,
+        rows=tuple(row for row in table.rows if not options.rows or row.algorithm in options.rows),
+    )
+    cells = {
+        table.cell(row, labels, seed): row
+        for labels in table.labels
+        for seed in table.seeds
+        for row in table.rows
+    }
     results = ResultsFile(options.results or Path("results") / f"{options.table}.json")
     missing = sum(results.find(cell) is None for cell in cells)
     console = Console()
@@ -65,43 +76,42 @@ def run(arguments: list[str]) -> int:
         f"results in {results.path}",
         highlight=False,
     )
-    progress = Progress(
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
-    )
-    with progress:
+    ) as progress:
         task = progress.add_task("measuring", total=missing)
 
         def report(result: "Result") -> None:
             cell = result.cell
             progress.advance(task)
             progress.console.print(
-                f"{title(cell.algorithm):<30} {cell.labels:>4} labels  seed {cell.seed}  "
-                f"error {result.test_error:5.2f} %  {result.seconds:6.1f} s",
+                f"{cells[cell].title:<34} {cell.labels:>4} labels  seed {cell.seed:>2}  "
+                f"error {result.error(table.part):5.2f} %  {result.seconds:6.1f} s",
                 highlight=False,
             )
 
         run_grid(cells, results, options.runs, jobs=options.jobs, on_result=report)
-    print_results(results, cells, options)
+    print_results(results, table)
     return 0
 
 
-def print_results(results: "ResultsFile", cells: Sequence["Cell"], options: ReproduceOptions) -> None:
-    """Mean and spread over seeds: a row for each method, a column for each number of labels."""
+def print_results(results: "ResultsFile", table: "Table") -> None:
+    """Mean and spread over seeds: a column for each number of labels."""
     from manigraph.experiments.grid import mean_and_spread
 
-    def summary(method: str, labels: int) -> str:
-        found = [results.find(c) for c in cells if c.algorithm == method and c.labels == labels]
-        errors = [result.test_error for result in found if result is not None]
-        mean, spread = mean_and_spread(errors)
+    def summary(row: "Row", labels: int) -> str:
+        found = [results.find(table.cell(row, labels, seed)) for seed in table.seeds]
+        mean, spread = mean_and_spread([result.error(table.part) for result in found if result])
         return f"{mean:.2f} ± {spread:.2f}"
 
+    seeds = ", ".join(str(seed) for seed in table.seeds)
     print_table(
-        f"Test error %, mean ± standard deviation over {options.seeds} seeds",
-        [f"{labels} labels" for labels in options.labels],
-        [(m, [summary(m, labels) for labels in options.labels]) for m in options.methods],
+        f"{table.heading}: {table.part} error %, mean ± standard deviation over seeds {seeds}",
+        [f"{labels} labels" for labels in table.labels],
+        [(row.title, [summary(row, labels) for labels in table.labels]) for row in table.rows],
     )

@@ -9,10 +9,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from manigraph.catalogue import DATASETS, RECIPES
-from manigraph.config import Config, as_dict
+from manigraph.config import Config, as_dict, with_options
 from manigraph.data.split import draw_split
 from manigraph.errors import UserError
 from manigraph.experiments.outsiders import OUTSIDERS
@@ -27,16 +27,20 @@ class Cell:
     algorithm: str
     labels: int
     seed: int
+    options: tuple[str, ...] = ()
+    """Changes to the recipe, as on the command line of `manigraph train`."""
 
     def config(self) -> Config[Any]:
         """The run's configuration; an outsider takes data and split from the supervised one."""
         algorithm = "supervised" if self.algorithm in OUTSIDERS else self.algorithm
         config = RECIPES.get(self.recipe)(algorithm)
-        return replace(config, seed=self.seed, data=replace(config.data, labels=self.labels))
+        config = replace(config, seed=self.seed, data=replace(config.data, labels=self.labels))
+        return with_options(config, self.options, program=f"manigraph train {self.recipe}")
 
     def digest(self) -> str:
         """Changes whenever any setting of the run does."""
-        text = json.dumps({"cell": asdict(self), "config": as_dict(self.config())}, sort_keys=True)
+        cell = {name: value for name, value in asdict(self).items() if value != ()}
+        text = json.dumps({"cell": cell, "config": as_dict(self.config())}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -49,11 +53,19 @@ class Result:
     test_error: float
     """Per cent."""
     calibration_error: float | None
-    """Per cent; None for outsiders."""
+    """Per cent, on the test images; None for outsiders."""
     split: str
     """Digest of the split."""
     seconds: float
     commit: str | None
+    validation_error: float | None = None
+    """Per cent; None if the run holds out no validation images."""
+
+    def error(self, part: Literal["test", "validation"]) -> float:
+        """The error on one part of the split."""
+        error = self.test_error if part == "test" else self.validation_error
+        assert error is not None, "a table on validation images holds some out"
+        return error
 
 
 def measure(cell: Cell, runs: Path) -> Result:
@@ -64,11 +76,13 @@ def measure(cell: Cell, runs: Path) -> Result:
         dataset = DATASETS.get(config.data.name)()
         split = draw_split(dataset, num_labels=cell.labels, num_validation=0, seed=cell.seed)
         error, calibration, digest = OUTSIDERS[cell.algorithm](dataset, split), None, split.digest
+        validation_error = None
     else:
         from manigraph.engine import train
 
         run, evaluations = train(config, runs)
         error, calibration = evaluations["test"].error, evaluations["test"].calibration_error
+        validation_error = evaluations["validation"].error if "validation" in evaluations else None
         digest = run.read_json("split.json")["digest"]
     return Result(
         cell=cell,
@@ -78,6 +92,7 @@ def measure(cell: Cell, runs: Path) -> Result:
         split=digest,
         seconds=round(time.monotonic() - began, 1),
         commit=provenance()["commit"],
+        validation_error=validation_error,
     )
 
 
@@ -91,7 +106,7 @@ class ResultsFile:
             try:
                 values = json.loads(path.read_text(encoding="utf-8"))
                 self.results = [
-                    Result(**{**value, "cell": Cell(**value["cell"])}) for value in values["results"]
+                    Result(**{**value, "cell": _cell(value["cell"])}) for value in values["results"]
                 ]
             except (ValueError, KeyError, TypeError):
                 raise UserError(f"'{path}' is not a results file: move it away or name another") from None
@@ -104,10 +119,14 @@ class ResultsFile:
     def add(self, result: Result) -> None:
         """Keep a result, in the place of an older one of the same cell."""
         self.results = [r for r in self.results if r.cell != result.cell] + [result]
-        self.results.sort(key=lambda r: (r.cell.recipe, r.cell.labels, r.cell.algorithm, r.cell.seed))
+        self.results.sort(key=lambda r: tuple(asdict(r.cell).values()))
         record = provenance()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, {**record, "results": [asdict(r) for r in self.results]})
+
+
+def _cell(values: dict[str, Any]) -> Cell:
+    return Cell(**{**values, "options": tuple(values.get("options", ()))})
 
 
 def run_grid(

@@ -1,0 +1,146 @@
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manigraph.algorithms.base import Algorithm
+from manigraph.algorithms.supervised import Supervised
+from manigraph.catalogue import BACKBONES
+from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
+from manigraph.errors import NonFiniteLossError
+from manigraph.training.loop import StepRecord, Trainer, TrainingConfig
+from manigraph.training.schedule import SuperConvergence
+
+
+def make_batch(value: float = 1.0) -> Batch:
+    images = value * torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return Batch(labelled={"image": images}, labels=torch.arange(8) % 3, unlabelled={})
+
+
+def make_trainer(config: TrainingConfig) -> Trainer:
+    torch.manual_seed(0)
+    backbone = BACKBONES.get("small_cnn")((1, 8, 8), width=0.25, dropout=0.0)
+    algorithm = Supervised(Supervised.Config(), backbone, 3)
+    return Trainer(algorithm, SuperConvergence(max_learning_rate=0.1), config, torch.Generator())
+
+
+def run(trainer: Trainer, batches: Iterator[Batch] | None = None) -> list[StepRecord]:
+    records: list[StepRecord] = []
+    trainer.run(batches or itertools.repeat(make_batch()), records.append)
+    return records
+
+
+def test_training_lowers_the_loss_and_logs_the_last_step() -> None:
+    records = run(make_trainer(TrainingConfig(steps=45, log_every=10)))
+    assert [record.step for record in records] == [10, 20, 30, 40, 45]
+    assert records[-1].loss < 0.1 * records[0].loss
+    assert all(sum(record.terms.values()) == pytest.approx(record.loss) for record in records)
+
+
+def test_the_update_is_sgd_with_nesterov_momentum_and_weight_decay() -> None:
+    """Three steps, against the update written out: v ← m v + g, w ← w - lr (g + m v)."""
+    trainer = make_trainer(TrainingConfig(steps=3, weight_decay=0.01))
+    weights = {name: p.detach().clone() for name, p in trainer.algorithm.named_parameters()}
+    velocity = {name: torch.zeros_like(p) for name, p in weights.items()}
+    for step in range(3):
+        rates = trainer.schedule.at(step / 3)
+        trainer.train_step(make_batch())
+        for name, parameter in trainer.algorithm.named_parameters():
+            assert parameter.grad is not None
+            gradient = parameter.grad + 0.01 * weights[name]
+            velocity[name] = gradient if step == 0 else rates.momentum * velocity[name] + gradient
+            update = gradient + rates.momentum * velocity[name]
+            weights[name] = weights[name] - rates.learning_rate * update
+            assert torch.allclose(parameter, weights[name], atol=1e-6), name
+
+
+def test_the_average_is_the_exponential_one() -> None:
+    trainer = make_trainer(TrainingConfig(steps=4, ema_decay=0.7))
+    expected: Tensor | None = None
+    for _ in range(4):
+        trainer.train_step(make_batch())
+        weight = trainer.algorithm.model.linear.weight.detach().clone()
+        expected = weight if expected is None else 0.7 * expected + 0.3 * weight
+    averaged = trainer.evaluated_algorithm()
+    assert expected is not None
+    assert torch.allclose(averaged.model.linear.weight, expected, atol=1e-6)
+    assert not torch.allclose(trainer.algorithm.model.linear.weight, expected, atol=1e-4)
+
+
+def test_without_an_average_the_weights_themselves_are_evaluated() -> None:
+    trainer = make_trainer(TrainingConfig(steps=1))
+    assert trainer.evaluated_algorithm() is trainer.algorithm
+
+
+def test_a_bad_batch_stops_training_and_changes_nothing() -> None:
+    trainer = make_trainer(TrainingConfig(steps=10))
+    batches = iter([make_batch(), make_batch(), make_batch(float("nan"))])
+    state: dict[str, Tensor] = {}
+
+    def remember() -> Iterator[Batch]:
+        for batch in batches:
+            state.clear()
+            state.update({k: v.clone() for k, v in trainer.algorithm.state_dict().items()})
+            yield batch
+
+    with pytest.raises(NonFiniteLossError, match=r"stopped before step 2.*classification nan"):
+        run(trainer, remember())
+    assert trainer.step == 2
+    after = trainer.algorithm.state_dict()
+    for name, value in state.items():
+        assert torch.equal(after[name], value), name
+
+
+class _ExplodingGradient(Algorithm["_ExplodingGradient.Config"]):
+    """A finite loss whose gradient is not: sqrt at 0."""
+
+    @dataclass(frozen=True)
+    class Config:
+        pass
+
+    def data_request(self) -> DataRequest:
+        return DataRequest()
+
+    def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
+        zero = self.model.linear.weight.sum() * 0
+        return StepOutput({"root": zero.sqrt()})
+
+
+def test_a_finite_loss_with_an_infinite_gradient_is_caught_too() -> None:
+    backbone = BACKBONES.get("mlp")((4,), width=0.1)
+    algorithm = _ExplodingGradient(_ExplodingGradient.Config(), backbone, 3)
+    trainer = Trainer(algorithm, SuperConvergence(), TrainingConfig(steps=1), torch.Generator())
+    before = algorithm.model.linear.weight.detach().clone()
+    with pytest.raises(NonFiniteLossError):
+        trainer.train_step(make_batch())
+    assert torch.equal(algorithm.model.linear.weight, before)
+
+
+def test_every_trainable_parameter_is_in_the_optimiser() -> None:
+    trainer = make_trainer(TrainingConfig(steps=1))
+    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in trainer.algorithm.parameters()}
+    assert isinstance(trainer.inference_model(), nn.Module)
+
+
+def test_zero_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 step"):
+        make_trainer(TrainingConfig(steps=0))
+
+
+def test_long_gradients_are_shortened_and_short_ones_left_alone() -> None:
+    clipped, free = (
+        make_trainer(TrainingConfig(steps=1, max_gradient_norm=norm, weight_decay=0.0))
+        for norm in (0.01, 1e6)
+    )
+    for trainer in (clipped, free):
+        trainer.train_step(make_batch())
+    lengths = [
+        nn.utils.get_total_norm([p.grad for p in t.algorithm.parameters() if p.grad is not None])
+        for t in (clipped, free)
+    ]
+    assert float(lengths[0]) == pytest.approx(0.01, rel=1e-3)
+    assert float(lengths[1]) > 0.02
