@@ -7,7 +7,7 @@
 | L_con = KL(p(x) ‖ p(x + r)) | `functional.kl_consistency` or `functional.mse_consistency` |
 | L_em = H(p(x)) | `functional.entropy` |
 
-One view. The three passes over the unlabelled images share their dropout masks: KL(p(x) ‖ p(x + ξ d))
+One view. All passes over the unlabelled images share their dropout masks: KL(p(x) ‖ p(x + ξ d))
 is compared at one and the same network, or the noise of the masks would decide the direction. That is
 why labelled and unlabelled images go through separate clean passes here. ξ is 0.1, not the original
 1e-6, which float32 cannot resolve; ε is in the units of the preprocessed images.
@@ -16,6 +16,7 @@ why labelled and unlabelled images go through separate clean passes here. ξ is 
 from dataclasses import dataclass
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
@@ -40,11 +41,14 @@ class VAT(ConsistencyAlgorithm["VAT.Config"]):
         labelled_logits = self.model(batch.labelled["image"])
         masks = RandomState(images.device)
         target_logits = self.model(images)
-        with frozen_running_statistics(self.model):
-            with masks.replay():
-                noise = perturbation(config, self.model, images, target_logits, context.generator)
-            with masks.replay():
-                student_logits = self.model(images + noise)
+
+        def same_network(changed_images: Tensor) -> Tensor:
+            with masks.replay(), frozen_running_statistics(self.model):
+                logits: Tensor = self.model(changed_images)
+                return logits
+
+        noise = perturbation(config, same_network, images, target_logits, context.generator)
+        student_logits = same_network(images + noise)
 
         return StepOutput(
             {

@@ -88,7 +88,7 @@ class GraphClassifier(Classifier):
         return self.classify(self.features(images), nodes)
 
     def frozen(self) -> "FrozenGraphClassifier":
-        """The model to predict with: nodes as constants, generator left out, evaluation mode."""
+        """The model to predict with: nodes as constants, generator left out, mode as it is."""
         return FrozenGraphClassifier(self)
 
 
@@ -111,6 +111,7 @@ class FrozenGraphClassifier(nn.Module):
         with torch.no_grad():
             nodes = model.class_nodes() if model.graph_is_on else None
         model.train(was_training)
+        self.training = was_training
         self.register_buffer("prototype_embeddings", None if nodes is None else nodes.embeddings)
 
     def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:

@@ -61,7 +61,8 @@ class ManifoldGraph(nn.Module):
     ) -> Float[Tensor, "B D"]:
         """f̂ of the image node of each graph. Depends on that image and the prototypes only."""
         g = self.embedding(features)
-        context = image_context(g, prototype_embeddings, scale=self.scale)
+        # In mixed precision the nodes are half precision, but VAT's power step is float32.
+        context = image_context(g, prototype_embeddings.to(g.dtype), scale=self.scale)
         return refine(features, g, context, self.message.weight, self.message.bias)
 
     def refine_prototypes(
