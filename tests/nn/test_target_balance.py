@@ -1,68 +1,78 @@
-import copy
+"""Targets balanced over a memory of recent predictions."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from manigraph.nn import TargetBalance
+from tests.helpers import assert_bitwise_equal, normal
+from tests.reference import consistency as reference
+
+SKEWED = normal(10, 3) + torch.tensor([2.0, 0.0, -1.0], dtype=torch.float64)
 
 
-def skewed(count: int, seed: int = 0) -> Tensor:
-    """Logits that prefer class 0."""
-    logits = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
-    logits[:, 0] += 1.5
-    return logits
+def frequencies(logits: Tensor) -> list[float]:
+    values: list[float] = logits.softmax(dim=1).mean(dim=0).tolist()
+    return values
 
 
-def test_targets_are_balanced_over_the_memory() -> None:
-    balance = TargetBalance(4, memory=60, num_iterations=50)
-    batches = [skewed(20, seed) for seed in range(3)]
-    for batch in batches:
-        balanced = balance(batch)
-    everything = torch.cat(batches)
-    frequency = (everything + balance.bias).softmax(dim=1).mean(dim=0)
-    assert torch.allclose(frequency, torch.full((4,), 0.25), atol=1e-4)
-    assert torch.allclose(balanced, batches[-1] + balance.bias)
-    assert float(everything.softmax(dim=1).mean(dim=0)[0]) > 0.4  # it was not balanced before
+def test_first_bias_is_the_reference() -> None:
+    balance = TargetBalance(3, memory=20).double()
+    remembered = SKEWED.float().double()  # the memory holds float32
+    bias = reference.balancing_bias(remembered, num_iterations=3)
+    torch.testing.assert_close(balance(SKEWED), SKEWED + bias, rtol=1e-12, atol=1e-12)
 
 
-def test_the_oldest_predictions_are_forgotten() -> None:
-    balance = TargetBalance(4, memory=30)
-    for seed in range(5):
-        balance(skewed(20, seed))
-    assert torch.equal(balance.recent_logits, torch.cat([skewed(20, 4), skewed(20, 3)[:10]]))
+def test_classes_become_equally_frequent() -> None:
+    assert frequencies(SKEWED) != pytest.approx([1 / 3] * 3, abs=0.1)
+    balanced = TargetBalance(3, memory=20, num_iterations=200)(SKEWED.float())
+    assert frequencies(balanced) == pytest.approx([1 / 3] * 3, abs=1e-3)
 
 
-def test_before_the_memory_is_full_only_what_was_seen_counts() -> None:
-    large, exact = (TargetBalance(4, memory=m, num_iterations=20) for m in (1000, 20))
-    assert torch.allclose(large(skewed(20)), exact(skewed(20)))
+def test_by_hand() -> None:
+    # One prediction (3/4, 1/4). One step: b = -log 2 - log p = (log 2/3, log 2), minus its mean
+    # log(4/3) / 2 is ±log(3) / 2; added to logits log 3/4 and log 1/4 it makes them equal.
+    logits = torch.tensor([[0.75, 0.25]]).log()
+    balance = TargetBalance(2, memory=5, num_iterations=1)
+    assert frequencies(balance(logits)) == pytest.approx([0.5, 0.5])
+    assert balance.bias.tolist() == pytest.approx([-0.5493061, 0.5493061])
 
 
-def test_a_batch_larger_than_the_memory_is_possible() -> None:
-    balanced = TargetBalance(4, memory=8)(skewed(20))
-    assert balanced.shape == (20, 4)
-    assert torch.isfinite(balanced).all()
+def test_without_memory_nothing_is_changed() -> None:
+    logits = SKEWED.float()
+    assert torch.equal(TargetBalance(3, memory=0)(logits), logits)
 
 
-def test_without_memory_the_targets_stay_as_they_are() -> None:
-    logits = skewed(20)
-    assert torch.equal(TargetBalance(4, memory=0)(logits), logits)
+def test_the_newest_predictions_are_remembered() -> None:
+    balance = TargetBalance(3, memory=5)
+    batches = [normal(2, 3, seed=seed).float() for seed in range(4)]
+    for seen, batch in enumerate(batches, start=1):
+        balance(batch)
+        assert int(balance.count) == min(2 * seen, 5)
+    expected = torch.cat([batches[3], batches[2], batches[1][:1]])
+    assert torch.equal(balance.recent_logits, expected)
+
+
+def test_a_batch_may_be_larger_than_the_memory() -> None:
+    balance = TargetBalance(3, memory=4)
+    assert balance(SKEWED.float()).shape == SKEWED.shape
+    assert int(balance.count) == 4
 
 
 def test_targets_are_constants() -> None:
-    logits = skewed(20).requires_grad_()
-    for memory in (0, 30):
-        assert not TargetBalance(4, memory)(logits).requires_grad
+    for memory in (0, 5):
+        assert not TargetBalance(3, memory=memory)(SKEWED.float().requires_grad_(True)).requires_grad
 
 
-def test_saving_and_loading_continues_where_it_was() -> None:
-    balance = TargetBalance(4, memory=50)
-    balance(skewed(20, 0))
-    loaded = TargetBalance(4, memory=50)
-    loaded.load_state_dict(copy.deepcopy(balance.state_dict()))
-    assert torch.equal(loaded(skewed(20, 1)), balance(skewed(20, 1)))
+def test_memory_is_saved() -> None:
+    balance, fresh = TargetBalance(3, memory=8), TargetBalance(3, memory=8)
+    balance(SKEWED.float())
+    fresh.load_state_dict(balance.state_dict())
+    following = normal(2, 3, seed=5).float()
+    assert torch.equal(fresh(following), balance(following))
+    assert_bitwise_equal(fresh.state_dict(), balance.state_dict())
 
 
-def test_a_negative_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be negative, got -1"):
-        TargetBalance(4, memory=-1)
+def test_memory_cannot_be_negative() -> None:
+    with pytest.raises(ValueError, match="the memory of balanced targets cannot be negative, got -1"):
+        TargetBalance(3, memory=-1)
