@@ -57,15 +57,13 @@ def build(config: Config[Any]) -> Job:
         seed=config.seed,
     )
     preprocessing = Standardise.fit(dataset.images[torch.cat([split.labelled, split.unlabelled])])
-    images = _fast_layout(preprocessing(dataset.images))
+    images = preprocessing(dataset.images)
 
     torch.manual_seed(config.seed)
     algorithm = build_algorithm(config, dataset)
+    # The layout in which CPUs convolve faster.
     algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stub
-    try:
-        trainer = Trainer(algorithm, config.schedule, config.training, _generator(config.seed, 1))
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    trainer = Trainer(algorithm, config.schedule, config.training, _generator(config.seed, 1))
     return Job(
         dataset=dataset,
         split=split,
@@ -89,8 +87,3 @@ def build(config: Config[Any]) -> Job:
 def _generator(seed: int, purpose: int) -> torch.Generator:
     """Independent random numbers for each purpose of one seed."""
     return torch.Generator().manual_seed(1_000_003 * (seed + 1) + purpose)
-
-
-def _fast_layout(images: Tensor) -> Tensor:
-    """Channels last in memory, the layout in which CPUs convolve faster."""
-    return images.contiguous(memory_format=torch.channels_last) if images.ndim == 4 else images

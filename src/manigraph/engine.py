@@ -57,12 +57,12 @@ def train(
             job.trainer.run(job.batches, record_step)
             evaluations = _conclude(run, job)
         except NonFiniteLossError as error:
-            _save_weights(run, job.trainer.evaluated_algorithm())
             run.set_status("failed", str(error))
+            _save_weights(run, job.trainer.evaluated_algorithm())
             raise
         except KeyboardInterrupt:
-            _save_weights(run, job.trainer.evaluated_algorithm())
             run.set_status("interrupted", f"stopped by hand at step {job.trainer.step}")
+            _save_weights(run, job.trainer.evaluated_algorithm())
             raise
         except BaseException as error:
             run.set_status("failed", f"{type(error).__name__}: {error}")
@@ -109,7 +109,7 @@ def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a finished run directory holds, ready to predict."""
+    """What a run directory holds, ready to predict."""
 
     config: Config[Any]
     dataset: Dataset

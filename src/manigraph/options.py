@@ -41,10 +41,12 @@ def parse(kind: Any, arguments: Sequence[str], *, program: str, default: Any = N
 
 def _with_hyphens_undone(arguments: Sequence[str]) -> list[str]:
     """`--data.num-labels` and `--data.num_labels` are the same option."""
-    return [
-        argument.replace("-", "_").replace("__", "--", 1) if argument.startswith("--") else argument
-        for argument in arguments
-    ]
+
+    def normal(argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        return "--" + name.removeprefix("--").replace("-", "_") + equals + value
+
+    return [normal(argument) if argument.startswith("--") else argument for argument in arguments]
 
 
 def _in_one_line(complaint: str, kind: Any, arguments: Sequence[str], program: str) -> UserError:

@@ -106,7 +106,17 @@ def test_weights_that_are_not_finite_stop_the_run_and_are_explained(tmp_path: Pa
         (["train", "digits", "--data.name", "digts"], "unknown data set 'digts': did you mean 'digits'?"),
         (["train", "digits", "--backbone.name", "cnn12"], "unknown backbone 'cnn12': did you mean 'cnn13'?"),
         (["train", "digits", "--method.prototypes_per_class", "0"], "(K) must be at least 1, got 0"),
-        (["train", "digits", "--training.steps", "0"], "at least 1 step, got 0"),
+        (["train", "digits", "--training.steps", "0"], "at least 1 step"),
+        (["train", "digits", "--training.log_every", "0"], "logs every 1 or more"),
+        (["train", "digits", "--data.validation", "-5"], "cannot be negative, got -5"),
+        (["train", "digits", "--method.xi", "0"], "xi above 0"),
+        (["train", "digits", "--method.margin_divergence", "1"], "margin_divergence must be below 1"),
+        (
+            ["train", "digits", "--augmentation.translation", "-1"],
+            "translation and rotation must be at least 0",
+        ),
+        (["train", "digits", "--batch.labelled", "0"], "at least 2 labelled"),
+        (["train", "digits", "--name", "../x"], "a run's name cannot hold a path"),
         (["train", "digits", "--file", "none.json"], "cannot read the configuration file 'none.json'"),
         (["evaluate", "nowhere"], "there is no run directory at 'nowhere'"),
         (["list", "algoritms"], "unknown kind 'algoritms': did you mean 'algorithms'?"),
@@ -132,6 +142,13 @@ def test_bad_input_gets_one_line_and_code_2(
 def test_bad_input_ends_a_real_process_without_a_traceback(tmp_path: Path) -> None:
     result = manigraph("train", "digits", "--algorithm", "vatt", cwd=tmp_path, code=2)
     assert result.stderr == "manigraph: unknown algorithm 'vatt': did you mean 'vat'?\n"
+
+
+def test_hyphens_in_names_are_underscores_and_in_values_stay(tmp_path: Path) -> None:
+    arguments = ["--runs=my-runs", "--name=a-b", "--training.weight-decay=1e-4", *QUICK]
+    manigraph("train", "digits", "--algorithm", "supervised", *arguments, cwd=tmp_path)
+    config = json.loads((tmp_path / "my-runs" / "a-b" / "config.json").read_text())
+    assert config["training"]["weight_decay"] == 1e-4
 
 
 def test_a_traceback_can_be_asked_for(tmp_path: Path) -> None:

@@ -43,6 +43,14 @@ def test_lines_are_appended_and_read_back(tmp_path: Path) -> None:
     assert run.read_lines("metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
+def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "run")
+    run.append_line("metrics.jsonl", {"step": 1})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert run.read_lines("metrics.jsonl") == [{"step": 1}]
+
+
 def make_run(tmp_path: Path) -> RunDirectory:
     run = RunDirectory.create(tmp_path, "run")
     run.write_json("config.json", {})

@@ -128,7 +128,7 @@ def test_every_trainable_parameter_is_in_the_optimiser() -> None:
 
 def test_zero_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 step"):
-        make_trainer(TrainingConfig(steps=0))
+        TrainingConfig(steps=0)
 
 
 def test_long_gradients_are_shortened_and_short_ones_left_alone() -> None:

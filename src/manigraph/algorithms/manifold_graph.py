@@ -19,6 +19,7 @@ Where the paper is silent or was tried and failed: the divergence is a mean over
 perturbation is found against the target view. `nodes="labelled_images"` is the paper's ablation.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation
+from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation, with_masks
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import (
     anchor_angle,
@@ -43,6 +44,7 @@ from manigraph.nn import (
     ManifoldGraph,
     PrototypeGenerator,
     PrototypeUpdate,
+    RandomState,
     frozen_running_statistics,
 )
 from manigraph.nn.backbones.base import Backbone
@@ -92,6 +94,11 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
         divergence_reduction: Literal["mean", "sum"] = "mean"
         """Mean over pairs of prototypes, or the paper's sum."""
 
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if not self.margin_divergence < 1:
+                raise ValueError(f"margin_divergence must be below 1, got {self.margin_divergence}")
+
     model: GraphClassifier
 
     def build_model(self, backbone: Backbone, num_classes: int) -> GraphClassifier:
@@ -138,10 +145,13 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
         labelled_logits, target_logits = logits.split([len(batch.labels), len(first)])
         with frozen_running_statistics(model):
             reference = target_logits
+            probe: Callable[[Tensor], Tensor] = logits_of
             if config.adversarial_reference == "own_view":
+                # p(x2) and p(x2 + ξ d) of one and the same network, as in VAT.
+                probe = with_masks(logits_of, RandomState(second.device))
                 with torch.no_grad():
-                    reference = logits_of(second)
-            noise = perturbation(config, logits_of, second, reference, context.generator)
+                    reference = probe(second)
+            noise = perturbation(config, probe, second, reference, context.generator)
             student_logits = logits_of(second + noise)
 
         terms = {

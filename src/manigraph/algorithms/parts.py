@@ -16,7 +16,7 @@ from manigraph.functional import (
     mse_consistency,
     virtual_adversarial_perturbation,
 )
-from manigraph.nn import TargetBalance
+from manigraph.nn import RandomState, TargetBalance
 from manigraph.nn.backbones.base import Backbone
 
 ConsistencyMeasure = Literal["kl", "mse"]
@@ -43,6 +43,13 @@ class ConsistencyConfig:
     ramp_fraction: float = 0.0
     """Share of the run over which λ1 and λ2 grow to their full size; 0 means at once."""
 
+    def __post_init__(self) -> None:
+        if self.ramp_fraction < 0 or self.balance_memory < 0:
+            raise ValueError(
+                f"ramp_fraction and balance_memory cannot be negative, got {self.ramp_fraction} and "
+                f"{self.balance_memory}"
+            )
+
 
 ConsistencyConfigT = TypeVar("ConsistencyConfigT", bound=ConsistencyConfig)
 
@@ -57,6 +64,14 @@ class AdversarialConfig(ConsistencyConfig):
     """ξ, length of the probing step that finds the direction, in the same units."""
     num_power_iterations: int = 1
     """Gradient steps taken to find the direction."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epsilon < 0 or self.xi <= 0 or self.num_power_iterations < 1:
+            raise ValueError(
+                f"epsilon must be at least 0, xi above 0 and num_power_iterations at least 1, got "
+                f"{self.epsilon}, {self.xi} and {self.num_power_iterations}"
+            )
 
 
 def ramp_up(progress: float, fraction: float) -> float:
@@ -89,6 +104,16 @@ class ConsistencyAlgorithm(Algorithm[ConsistencyConfigT]):
             "entropy": ramp * config.entropy_weight * entropy(target_logits),
             "balance": config.balance_weight * class_imbalance(target_logits),
         }
+
+
+def with_masks(forward: Callable[[Tensor], Tensor], masks: RandomState) -> Callable[[Tensor], Tensor]:
+    """The same network in every call: `forward` with the dropout masks drawn after `masks` was taken."""
+
+    def same_network(images: Tensor) -> Tensor:
+        with masks.replay():
+            return forward(images)
+
+    return same_network
 
 
 def perturbation(

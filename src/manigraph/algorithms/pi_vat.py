@@ -8,18 +8,21 @@
 | L_em = H(p(x1)) | `functional.entropy` |
 
 The paper does not say against which prediction r is found; here it is the target itself, p(x1), and
-`adversarial_reference="own_view"` takes p(x2) instead.
+`adversarial_reference="own_view"` takes p(x2) instead. Where targets are balanced (`balance_memory`), r
+is still found against the prediction itself: what is balanced is only what the student is told.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation
+from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation, with_masks
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
-from manigraph.nn import frozen_running_statistics
+from manigraph.nn import RandomState, frozen_running_statistics
 
 
 class PiVAT(ConsistencyAlgorithm["PiVAT.Config"]):
@@ -44,10 +47,13 @@ class PiVAT(ConsistencyAlgorithm["PiVAT.Config"]):
         labelled_logits, target_logits = logits.split([len(batch.labels), len(first)])
         with frozen_running_statistics(self.model):
             reference = target_logits
+            probe: Callable[[Tensor], Tensor] = self.model
             if config.adversarial_reference == "own_view":
+                # p(x2) and p(x2 + ξ d) of one and the same network, as in VAT.
+                probe = with_masks(self.model, RandomState(second.device))
                 with torch.no_grad():
-                    reference = self.model(second)
-            noise = perturbation(config, self.model, second, reference, context.generator)
+                    reference = probe(second)
+            noise = perturbation(config, probe, second, reference, context.generator)
             student_logits = self.model(second + noise)
 
         return StepOutput(

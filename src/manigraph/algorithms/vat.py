@@ -10,15 +10,16 @@
 One view. All passes over the unlabelled images share their dropout masks: KL(p(x) ‖ p(x + ξ d))
 is compared at one and the same network, or the noise of the masks would decide the direction. That is
 why labelled and unlabelled images go through separate clean passes here. ξ is 0.1, not the original
-1e-6, which float32 cannot resolve; ε is in the units of the preprocessed images.
+1e-6, which float32 cannot resolve. ε is in the units of the
+preprocessed images. Both clean passes move running statistics, so labelled images weigh more in them
+than in Π-VAT's joint pass.
 """
 
 from dataclasses import dataclass
 
 import torch.nn.functional as F
-from torch import Tensor
 
-from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation
+from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation, with_masks
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import RandomState, frozen_running_statistics
 
@@ -41,14 +42,10 @@ class VAT(ConsistencyAlgorithm["VAT.Config"]):
         labelled_logits = self.model(batch.labelled["image"])
         masks = RandomState(images.device)
         target_logits = self.model(images)
-
-        def same_network(changed_images: Tensor) -> Tensor:
-            with masks.replay(), frozen_running_statistics(self.model):
-                logits: Tensor = self.model(changed_images)
-                return logits
-
-        noise = perturbation(config, same_network, images, target_logits, context.generator)
-        student_logits = same_network(images + noise)
+        same_network = with_masks(self.model, masks)
+        with frozen_running_statistics(self.model):
+            noise = perturbation(config, same_network, images, target_logits, context.generator)
+            student_logits = same_network(images + noise)
 
         return StepOutput(
             {

@@ -23,6 +23,8 @@ class BenchOptions:
 def run(arguments: list[str]) -> int:
     """Measure and print one table for each setting."""
     options: BenchOptions = parse(BenchOptions, arguments, program="manigraph bench")
+    if options.output is not None and not options.output.absolute().parent.is_dir():
+        raise UserError(f"the folder of '{options.output}' does not exist")
     if options.scale <= 0:
         raise UserError(f"--scale must be positive, got {options.scale}")
 

@@ -31,7 +31,7 @@ class TrainingDisplay:
             console=self.console,
             disable=not self._live,
         )
-        self._steps = 0
+        self._steps, self._tenth = 1, 0
 
     def __enter__(self) -> "TrainingDisplay":
         self._progress.start()
@@ -44,7 +44,7 @@ class TrainingDisplay:
 
     def start(self, run: "RunDirectory", job: "Job") -> None:
         """A run begins."""
-        self._steps = job.trainer.config.steps
+        self._steps, self._tenth = job.trainer.config.steps, 0
         parameters = sum(p.numel() for p in job.trainer.algorithm.parameters())
         self.console.print(
             f"{run.path.name}: {len(job.split.labelled)} labelled, {len(job.split.unlabelled)} unlabelled, "
@@ -57,16 +57,18 @@ class TrainingDisplay:
     def step(self, record: "StepRecord") -> None:
         """Some steps are done."""
         self._progress.update(self._task, completed=record.step, loss=f"{record.loss:.3f}")
-        if not self._live and self._is_milestone(record.step):
+        if not self._live and self._passes_milestone(record.step):
             terms = "  ".join(f"{name} {value:.3f}" for name, value in record.terms.items())
             self.console.print(
                 f"step {record.step}/{self._steps}  loss {record.loss:.3f}  {terms}", highlight=False
             )
 
-    def _is_milestone(self, step: int) -> bool:
+    def _passes_milestone(self, step: int) -> bool:
         """True about ten times in a run, whatever its length."""
-        every = max(self._steps // LINES_PER_RUN, 1)
-        return step == self._steps or step % every == 0
+        tenth = step * LINES_PER_RUN // self._steps
+        passes = tenth > self._tenth
+        self._tenth = tenth
+        return passes
 
 
 def print_evaluation(part: str, evaluation: "Evaluation", class_names: tuple[str, ...] = ()) -> None:

@@ -1,6 +1,7 @@
 """`manigraph evaluate RUN`."""
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -32,6 +33,9 @@ def run(arguments: list[str]) -> int:
     from manigraph.engine import evaluate_run
 
     dataset, evaluation = evaluate_run(directory, options.part)
+    state = directory.read_json("status.json").get("state")
+    if state != "finished":
+        print(f"manigraph: this run is not finished but {state}", file=sys.stderr)
     if options.json:
         print(json.dumps(asdict(evaluation)))
     else:

@@ -21,7 +21,14 @@ class AugmentationConfig:
     rotation: float = 0.0
     """Largest rotation in degrees, to either side."""
     scale: float = 0.0
-    """Largest change of size, as a share (0.1 means 90 to 110 %)."""
+    """Largest change of the sampling step, as a share: 0.1 shows the image at 91 to 111 %."""
+
+    def __post_init__(self) -> None:
+        if min(self.translation, self.rotation) < 0 or not 0 <= self.scale < 1:
+            raise ValueError(
+                f"translation and rotation must be at least 0 and scale from 0 to below 1, got "
+                f"{self.translation}, {self.rotation} and {self.scale}"
+            )
 
 
 def augment(images: Tensor, config: AugmentationConfig, generator: torch.Generator) -> Tensor:

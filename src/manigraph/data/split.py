@@ -63,6 +63,8 @@ def draw_split(dataset: Dataset, *, num_labels: int, num_validation: int, seed: 
         labelled.append(candidates[order[: num_labels // C]])
     chosen = torch.cat(labelled)
     rest = dataset.train[~torch.isin(dataset.train, chosen)]
+    if num_validation < 0:
+        raise UserError(f"the number of validation images cannot be negative, got {num_validation}")
     if num_validation >= len(rest):
         raise UserError(
             f"{num_validation} validation images leave none of the {len(rest)} unlabelled ones: "

@@ -27,11 +27,18 @@ class Setting:
     backbone: BackboneConfig | None
     """None means the recipe's own."""
     rounds: int
+    paper_graph: bool = False
+    """Manifold Graph with the paper's K = 20 and every prototype refined in every image's graph."""
 
 
 SETTINGS = (
     Setting("digits recipe", None, rounds=30),
-    Setting("CNN-13 at width 1/4, 8x8 images", BackboneConfig("cnn13", width=0.25), rounds=10),
+    Setting(
+        "CNN-13 at width 1/4 on 8x8 images, the paper's graph",
+        BackboneConfig("cnn13", width=0.25),
+        rounds=10,
+        paper_graph=True,
+    ),
 )
 
 
@@ -74,8 +81,9 @@ def _config(setting: Setting, algorithm: str) -> Config[Any]:
     config = RECIPES.get("digits")(algorithm)
     if setting.backbone is not None:
         config = replace(config, backbone=setting.backbone)
-    if hasattr(config.method, "warmup_fraction"):
-        config = replace(config, method=replace(config.method, warmup_fraction=0.0))
+    if algorithm == "manifold_graph":
+        graph = {"prototypes_per_class": 20, "prototype_update": "per_image"} if setting.paper_graph else {}
+        config = replace(config, method=replace(config.method, warmup_fraction=0.0, **graph))
     return config
 
 

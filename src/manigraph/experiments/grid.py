@@ -68,13 +68,15 @@ class Result:
         return error
 
 
-def measure(cell: Cell, runs: Path) -> Result:
-    """Train and evaluate one cell."""
+def measure(cell: Cell, runs: Path, commit: str | None = None) -> Result:
+    """Train and evaluate one cell; `commit` is the one whose code is running."""
     config = cell.config()
     began = time.monotonic()
     if cell.algorithm in OUTSIDERS:
         dataset = DATASETS.get(config.data.name)()
-        split = draw_split(dataset, num_labels=cell.labels, num_validation=0, seed=cell.seed)
+        split = draw_split(
+            dataset, num_labels=cell.labels, num_validation=config.data.validation, seed=cell.seed
+        )
         error, calibration, digest = OUTSIDERS[cell.algorithm](dataset, split), None, split.digest
         validation_error = None
     else:
@@ -91,7 +93,7 @@ def measure(cell: Cell, runs: Path) -> Result:
         calibration_error=calibration,
         split=digest,
         seconds=round(time.monotonic() - began, 1),
-        commit=provenance()["commit"],
+        commit=commit,
         validation_error=validation_error,
     )
 
@@ -102,6 +104,9 @@ class ResultsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.results: list[Result] = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise UserError(f"'{path}' is a folder: name a results file")
         if path.is_file():
             try:
                 values = json.loads(path.read_text(encoding="utf-8"))
@@ -120,9 +125,7 @@ class ResultsFile:
         """Keep a result, in the place of an older one of the same cell."""
         self.results = [r for r in self.results if r.cell != result.cell] + [result]
         self.results.sort(key=lambda r: tuple(asdict(r.cell).values()))
-        record = provenance()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, {**record, "results": [asdict(r) for r in self.results]})
+        write_json(self.path, {**provenance(), "results": [asdict(r) for r in self.results]})
 
 
 def _cell(values: dict[str, Any]) -> Cell:
@@ -139,14 +142,22 @@ def run_grid(
 ) -> None:
     """Measure what is not in `results` yet, `jobs` cells at a time with one thread each."""
     missing = [cell for cell in cells if results.find(cell) is None]
+    commit = provenance()["commit"]  # now: the tree may move on while the grid runs
+    failures: list[Exception] = []
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
     try:
-        for future in as_completed([pool.submit(measure, cell, runs) for cell in missing]):
-            result = future.result()
+        for future in as_completed([pool.submit(measure, cell, runs, commit) for cell in missing]):
+            try:
+                result = future.result()
+            except Exception as error:  # the other cells are still worth having
+                failures.append(error)
+                continue
             results.add(result)
             on_result(result)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+    if failures:
+        raise failures[0]
 
 
 def _one_thread() -> None:

@@ -65,7 +65,7 @@ CHOICES = (
 TABLES = {
     "digits": Table("Digits, all methods", "digits", METHODS, labels=(20, 50), seeds=(0, 1, 2, 3, 4)),
     "digits-choices": Table(
-        "Digits, settings of Manifold Graph changed one at a time",
+        "Digits, what each choice of the recipe is worth",
         "digits",
         CHOICES,
         labels=(20,),

@@ -1,7 +1,7 @@
 """scikit-learn's digits: 8×8 pixels, trained in about a minute on two cores.
 
 Settings were chosen on 300 validation images held out of the training images, with label draws (seeds 10 to
-14) that the published results (seeds 0 to 4) do not use; `docs/digits.md` says what was tried. All methods
+13) that the published results (seeds 0 to 4) do not use; `docs/digits.md` says what was tried. All methods
 share them, so that a difference in error is a difference of methods.
 """
 

@@ -36,6 +36,10 @@ class RunDirectory:
     @classmethod
     def create(cls, root: Path, name: str) -> "RunDirectory":
         """A new folder `root/name`, or `name-2`, `name-3`, … if that is taken."""
+        if Path(name).name != name:
+            raise UserError(f"a run's name cannot hold a path, got '{name}': use --runs for the folder")
+        if root.exists() and not root.is_dir():
+            raise UserError(f"'{root}' is a file: runs need a folder")
         root.mkdir(parents=True, exist_ok=True)
         number = 1
         while True:
@@ -93,8 +97,10 @@ class RunDirectory:
             file.write(json.dumps(value) + "\n")
 
     def read_lines(self, name: str) -> list[dict[str, Any]]:
-        """All lines of a `.jsonl` file; none if there is no such file."""
+        """All whole lines of a `.jsonl` file; none if there is no such file."""
         path = self.path / name
         if not path.is_file():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        # A process that was killed may have left half a line at the end.
+        *whole, _ = path.read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in whole]

@@ -29,6 +29,18 @@ class TrainingConfig:
     log_every: int = 20
     """Steps between two lines of metrics."""
 
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.log_every < 1:
+            raise ValueError(
+                f"training takes at least 1 step and logs every 1 or more, got {self.steps} and "
+                f"{self.log_every}"
+            )
+        if not 0 <= self.ema_decay < 1 or self.max_gradient_norm < 0 or self.weight_decay < 0:
+            raise ValueError(
+                f"ema_decay must be from 0 to below 1, max_gradient_norm and weight_decay at least 0, got "
+                f"{self.ema_decay}, {self.max_gradient_norm} and {self.weight_decay}"
+            )
+
 
 @dataclass(frozen=True)
 class StepRecord:
@@ -51,8 +63,6 @@ class Trainer:
         config: TrainingConfig,
         generator: torch.Generator,
     ) -> None:
-        if config.steps < 1:
-            raise ValueError(f"training takes at least 1 step, got {config.steps}")
         self.algorithm = algorithm
         self.schedule = schedule
         self.config = config
@@ -98,7 +108,7 @@ class Trainer:
             terms = ", ".join(f"{name} {value.item():.3g}" for name, value in output.terms.items())
             raise NonFiniteLossError(
                 f"training stopped before step {self.step}: the loss or its gradient is not finite "
-                f"({terms}); the weights of the last good step are kept. Try a lower "
+                f"({terms}); the weights before this update are kept. Try a lower "
                 f"schedule.max_learning_rate"
             )
         if config.max_gradient_norm > 0:

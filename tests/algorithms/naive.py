@@ -1,0 +1,227 @@
+"""Training steps written out from METHOD with the looped references; float64 and without dropout.
+
+Each function works on a copy of the method's model and returns the terms, weighted, and the running
+statistics as the clean pass leaves them.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manigraph.algorithms.base import Algorithm
+from manigraph.contract import Batch, StepContext
+from tests.helpers import running_statistics
+from tests.reference import adversarial, consistency, graph, prototypes
+
+
+@dataclass(frozen=True)
+class NaiveStep:
+    """What a step should give."""
+
+    model: Any
+    """The copy whose parameters the terms depend on."""
+    terms: dict[str, Tensor]
+    statistics: dict[str, Tensor]
+
+
+def ramp(config: Any, context: StepContext) -> float:
+    """exp(-5 (1 - t)²) while t, the place within the ramp, is below 1."""
+    t = 1.0 if config.ramp_fraction == 0 else context.step / context.total_steps / config.ramp_fraction
+    return math.exp(-5 * (1 - t) ** 2) if t < 1 else 1.0
+
+
+def baseline_terms(
+    config: Any, context: StepContext, labelled: Tensor, labels: Tensor, target: Tensor, student: Tensor
+) -> dict[str, Tensor]:
+    """L_clf,I + λ1 L_con + λ2 L_em, and the balance of the classes."""
+    distance = {"kl": consistency.kl, "mse": consistency.mse}[config.consistency]
+    factor = ramp(config, context)
+    balanced = target
+    if config.balance_memory:  # the first step: nothing but this batch is remembered, in float32
+        known = target.detach()[: config.balance_memory].float().double()
+        balanced = target + consistency.balancing_bias(known, num_iterations=3)
+    return {
+        "classification": consistency.cross_entropy(labelled, labels),
+        "consistency": factor * config.consistency_weight * distance(balanced, student),
+        "entropy": factor * config.entropy_weight * consistency.entropy(target),
+        "balance": config.balance_weight * consistency.class_imbalance(target),
+    }
+
+
+def vat_noise(
+    config: Any,
+    context: StepContext,
+    forward: Callable[[Tensor], Tensor],
+    images: Tensor,
+    reference_logits: Tensor,
+) -> Tensor:
+    """r = ε d, d found from the next random numbers of the step's generator."""
+    start = torch.empty_like(images).normal_(generator=context.generator)
+    direction = adversarial.vat_direction(
+        forward,
+        images,
+        reference_logits,
+        start,
+        xi=config.xi,
+        num_power_iterations=config.num_power_iterations,
+    )
+    noise: Tensor = config.epsilon * direction
+    return noise
+
+
+def supervised(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
+    model = copy.deepcopy(algorithm.model)
+    labelled = model.linear(model.backbone(batch.labelled["image"]))
+    terms = {"classification": consistency.cross_entropy(labelled, batch.labels)}
+    return NaiveStep(model, terms, running_statistics(model))
+
+
+def pi_model(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
+    """Target p(x1), student p(x2 + noise)."""
+    model, config = copy.deepcopy(algorithm.model), algorithm.config
+    first, second = batch.unlabelled["first"], batch.unlabelled["second"]
+    clean = model.linear(model.backbone(torch.cat([batch.labelled["image"], first])))
+    statistics = running_statistics(model)
+    labelled, target = clean[: len(batch.labels)], clean[len(batch.labels) :]
+    noise = torch.empty_like(second).normal_(generator=context.generator)
+    student = model.linear(model.backbone(second + config.noise * noise))
+    terms = baseline_terms(config, context, labelled, batch.labels, target, student)
+    return NaiveStep(model, terms, statistics)
+
+
+def vat(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
+    """Target p(x), student p(x + r), r found at x against p(x)."""
+    model, config = copy.deepcopy(algorithm.model), algorithm.config
+    images = batch.unlabelled["image"]
+
+    def logits_of(x: Tensor) -> Tensor:
+        logits: Tensor = model.linear(model.backbone(x))
+        return logits
+
+    labelled, target = logits_of(batch.labelled["image"]), logits_of(images)
+    statistics = running_statistics(model)
+    student = logits_of(images + vat_noise(config, context, logits_of, images, target))
+    terms = baseline_terms(config, context, labelled, batch.labels, target, student)
+    return NaiveStep(model, terms, statistics)
+
+
+def pi_vat(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
+    """Target p(x1), student p(x2 + r), r found at x2 against p(x1) (or p(x2))."""
+    model, config = copy.deepcopy(algorithm.model), algorithm.config
+    first, second = batch.unlabelled["first"], batch.unlabelled["second"]
+
+    def logits_of(x: Tensor) -> Tensor:
+        logits: Tensor = model.linear(model.backbone(x))
+        return logits
+
+    clean = logits_of(torch.cat([batch.labelled["image"], first]))
+    statistics = running_statistics(model)
+    labelled, target = clean[: len(batch.labels)], clean[len(batch.labels) :]
+    against = target if config.adversarial_reference == "target" else logits_of(second)
+    student = logits_of(second + vat_noise(config, context, logits_of, second, against))
+    terms = baseline_terms(config, context, labelled, batch.labels, target, student)
+    return NaiveStep(model, terms, statistics)
+
+
+def class_nodes(model: Any, batch: Batch) -> Tensor:
+    """The generated prototypes, or the features of the labelled images in their place."""
+    if batch.class_images is not None:
+        features: Tensor = model.backbone(batch.class_images)
+        return features
+    first, last = (layer for layer in model.nodes.mlp if isinstance(layer, nn.Linear))
+    return prototypes.generated_prototypes(
+        model.nodes.instance_embedding,
+        model.nodes.class_embedding,
+        prototypes.Layer(first.weight, first.bias),
+        prototypes.Layer(last.weight, last.bias),
+    )
+
+
+def graph_weights(model: Any) -> graph.GraphWeights:
+    embed, message = model.graph.embed, model.graph.message
+    return graph.GraphWeights(embed.weight, embed.bias, message.weight, message.bias)
+
+
+def anchor_terms(config: Any, features: Tensor, labels: Tensor, nodes: Tensor, C: int) -> dict[str, Tensor]:
+    """The three parts of L_anc, on the raw features of all clean images and on the prototypes."""
+    K = len(nodes) // C
+    centres = prototypes.class_centres(nodes, C)
+    pseudo_labels = prototypes.nearest_centre(features[len(labels) :], centres)
+    classes = torch.tensor([*labels.tolist(), *pseudo_labels, *(c for c in range(C) for _ in range(K))])
+    similarity = prototypes.similarity(torch.cat([features, nodes]), centres)
+    boundary = prototypes.anchor_boundary(
+        similarity, classes, centres, detach_margin=config.detach_boundary_margin
+    )
+    return {
+        "magnitude": prototypes.anchor_magnitude(centres, features, margin=config.margin_length),
+        "angle": prototypes.anchor_angle(similarity, classes, margin=config.margin_angle).value,
+        "boundary": boundary.value,
+    }
+
+
+def prototype_terms(
+    config: Any, model: Any, features: Tensor, labels: Tensor, nodes: Tensor
+) -> dict[str, Tensor]:
+    """λ3 L_anc, λ4 L_div and λ5 L_clf,P."""
+    C = model.linear.out_features
+    spread = prototypes.divergence(
+        nodes, C, margin=config.margin_divergence, reduction=config.divergence_reduction
+    )
+    settings = {"num_heads": config.num_heads, "scale": config.scale}
+    weights = graph_weights(model)
+    if config.prototype_update == "per_image":
+        refined = list(graph.refined_batch(features, nodes, weights, **settings).prototypes)
+    elif config.prototype_update == "shared":
+        refined = [graph.refined_graph(nodes, weights, **settings)]
+    else:
+        refined = [nodes]
+    classes = torch.tensor([c for _ in refined for c in range(C) for _ in range(len(nodes) // C)])
+    logits = model.linear(torch.cat(refined))
+    return {
+        "anchor": config.anchor_weight
+        * consistency.added(anchor_terms(config, features, labels, nodes, C).values()),
+        "divergence": config.divergence_weight * spread,
+        "prototypes": config.prototype_weight * consistency.cross_entropy(logits, classes),
+    }
+
+
+def manifold_graph(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
+    """Π-VAT on features refined in the graph of each image, and the losses of the prototypes."""
+    model: Any = copy.deepcopy(algorithm.model)
+    config = algorithm.config
+    first, second = batch.unlabelled["first"], batch.unlabelled["second"]
+    weights = graph_weights(model)
+
+    features = model.backbone(torch.cat([batch.labelled["image"], first]))
+    statistics = running_statistics(model)
+    nodes = class_nodes(model, batch)
+
+    def classified(raw: Tensor) -> Tensor:
+        refined = graph.refined_batch(raw, nodes, weights, num_heads=config.num_heads, scale=config.scale)
+        logits: Tensor = model.linear(refined.images)
+        return logits
+
+    def logits_of(x: Tensor) -> Tensor:
+        return classified(model.backbone(x))
+
+    clean = classified(features)
+    labelled, target = clean[: len(batch.labels)], clean[len(batch.labels) :]
+    against = target if config.adversarial_reference == "target" else logits_of(second)
+    student = logits_of(second + vat_noise(config, context, logits_of, second, against))
+    terms = baseline_terms(config, context, labelled, batch.labels, target, student)
+    terms |= prototype_terms(config, model, features, batch.labels, nodes)
+    return NaiveStep(model, terms, statistics)
+
+
+STEPS: dict[str, Callable[[Algorithm[Any], Batch, StepContext], NaiveStep]] = {
+    "supervised": supervised,
+    "pi_model": pi_model,
+    "vat": vat,
+    "pi_vat": pi_vat,
+    "manifold_graph": manifold_graph,
+}

@@ -1,0 +1,296 @@
+"""What every method of the registry must do, whatever it is. There is no list of exceptions."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manigraph.algorithms.base import Algorithm
+from manigraph.catalogue import ALGORITHMS
+from manigraph.contract import Batch
+from tests.helpers import (
+    NUM_CLASSES,
+    NUM_LABELLED,
+    NUM_UNLABELLED,
+    Case,
+    all_cases,
+    assert_bitwise_equal,
+    batch_for,
+    batch_norm_layers,
+    build,
+    context_at,
+    copied,
+    gradients_of,
+    normal,
+    recorded_inputs,
+    running_statistics,
+    step_of,
+    term_values,
+)
+
+CASES = all_cases()
+every_method = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def unsupervised(values: dict[str, Any]) -> set[str]:
+    """Every term but the classification of labelled images."""
+    return set(values) - {"classification"}
+
+
+def weights_of(case: Case) -> list[str]:
+    """λ1, λ2, ... among the settings of a method."""
+    fields = dataclasses.fields(ALGORITHMS.get(case.name).Config)
+    return [f.name for f in fields if f.name.endswith("_weight")]
+
+
+def with_setting(case: Case, name: str, value: float) -> Case:
+    return Case(case.name, {**case.settings, name: value})
+
+
+def test_every_method_of_the_registry_is_here() -> None:
+    assert {case.name for case in CASES} == set(ALGORITHMS)
+
+
+# The step
+
+
+@every_method
+def test_batch_is_what_was_asked_for(case: Case) -> None:
+    algorithm = build(case)
+    batch = batch_for(algorithm)
+    assert {len(view) for view in batch.labelled.values()} == {NUM_LABELLED}
+    assert {len(view) for view in batch.unlabelled.values()} <= {NUM_UNLABELLED}
+    if algorithm.data_request().images_per_class:
+        assert batch.class_images is not None
+        assert len(batch.class_images) == NUM_CLASSES * algorithm.data_request().images_per_class
+    step_of(algorithm, batch)
+
+
+@every_method
+@pytest.mark.parametrize("dropout", [0.0, None])
+def test_step_is_finite_and_terms_add_up(case: Case, dropout: float | None) -> None:
+    algorithm = build(case, dropout=dropout)
+    output = step_of(algorithm, batch_for(algorithm))
+    assert all(term.shape == () and term.isfinite() for term in output.terms.values())
+    assert output.loss.item() == pytest.approx(sum(term_values(output).values()), rel=1e-6)
+    total = gradients_of(algorithm, output.loss)
+    of_terms = [gradients_of(algorithm, term) for term in output.terms.values() if term.requires_grad]
+    for name, gradient in total.items():
+        added = torch.stack([gradients[name] for gradients in of_terms]).sum(dim=0)
+        torch.testing.assert_close(gradient, added, rtol=1e-4, atol=1e-6)
+
+
+@every_method
+def test_no_term_is_zero(case: Case) -> None:
+    # The other tests rest on this: a term that is zero would pass many of them.
+    algorithm = build(case)
+    assert all(value > 1e-6 for value in term_values(step_of(algorithm, batch_for(algorithm))).values())
+
+
+@every_method
+def test_every_trainable_parameter_receives_gradient(case: Case) -> None:
+    algorithm = build(case)
+    step_of(algorithm, batch_for(algorithm)).loss.backward()
+    without = [
+        name
+        for name, parameter in algorithm.named_parameters()
+        if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
+    ]
+    assert not without
+    assert all(p.grad.isfinite().all() for p in algorithm.parameters() if p.grad is not None)
+
+
+@every_method
+def test_same_seed_repeats_bit_for_bit(case: Case) -> None:
+    def run() -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        algorithm = build(case, dropout=None)
+        output = step_of(algorithm, batch_for(algorithm))
+        gradients = gradients_of(algorithm, output.loss)
+        return copied(output.terms), gradients, copied(algorithm.state_dict())
+
+    for first, second in zip(run(), run(), strict=True):
+        assert_bitwise_equal(first, second)
+
+
+@every_method
+def test_saved_state_is_all_there_is(case: Case) -> None:
+    """Save, load, go on: the next step is the one of no interruption."""
+
+    def next_step(algorithm: Algorithm[Any]) -> dict[str, Tensor]:
+        return copied(step_of(algorithm, batch_for(algorithm, seed=1), context_at(step=4)).terms)
+
+    algorithm, fresh = build(case, dropout=None), build(case, dropout=None, seed=1)
+    step_of(algorithm, batch_for(algorithm))
+    fresh.load_state_dict(algorithm.state_dict())
+    assert_bitwise_equal(next_step(fresh), next_step(algorithm))
+
+
+@every_method
+def test_step_changes_no_parameter_no_gradient_and_no_image(case: Case) -> None:
+    algorithm = build(case)
+    batch = batch_for(algorithm)
+    images = {**batch.labelled, **batch.unlabelled}
+    parameters, views = copied(dict(algorithm.named_parameters())), copied(images)
+    step_of(algorithm, batch)
+    assert_bitwise_equal(copied(dict(algorithm.named_parameters())), parameters)
+    assert_bitwise_equal(images, views)
+    assert all(parameter.grad is None for parameter in algorithm.parameters())
+
+
+@every_method
+def test_step_works_in_mixed_precision(case: Case) -> None:
+    algorithm = build(case)
+    exact = term_values(step_of(algorithm, batch_for(algorithm)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = step_of(algorithm, batch_for(algorithm))
+    assert term_values(output) == pytest.approx(exact, rel=0.3, abs=0.02)
+    assert all(gradient.isfinite().all() for gradient in gradients_of(algorithm, output.loss).values())
+
+
+# Views
+
+
+def with_views(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> Batch:
+    changed = {name: change(name, view) for name, view in batch.unlabelled.items()}
+    return dataclasses.replace(batch, unlabelled=changed)
+
+
+def with_other_view(batch: Batch, name: str) -> Batch:
+    return with_views(
+        batch, lambda n, view: view + normal(*view.shape, seed=11).float() if n == name else view
+    )
+
+
+def evaluated(case: Case, batch_of: Callable[[Batch], Batch] = lambda batch: batch) -> dict[str, float]:
+    """Terms in evaluation mode: with batch statistics, everything would depend on every view."""
+    algorithm = build(case).eval()
+    return term_values(step_of(algorithm, batch_of(batch_for(algorithm))))
+
+
+def with_other_nodes(case: Case) -> dict[str, float]:
+    """Terms after all parameters outside the backbone and the linear layer have been changed."""
+    algorithm = build(case).eval()
+    batch = batch_for(algorithm)
+    with torch.no_grad():
+        for name, parameter in algorithm.named_parameters():
+            if ".backbone." not in name and ".linear." not in name:
+                parameter.add_(0.1 * normal(*parameter.shape, seed=11).float())
+    if batch.class_images is not None:
+        other = normal(*batch.class_images.shape, seed=11).float()
+        batch = dataclasses.replace(batch, class_images=other)
+    return term_values(step_of(algorithm, batch))
+
+
+def changed_terms(first: dict[str, float], second: dict[str, float]) -> set[str]:
+    assert first.keys() == second.keys()
+    return {name for name in first if abs(first[name] - second[name]) > 1e-6}
+
+
+@every_method
+def test_every_unsupervised_term_changes_with_what_it_is_about(case: Case) -> None:
+    views = list(build(case).data_request().unlabelled)
+    expected = evaluated(case)
+    by_view = {
+        view: changed_terms(expected, evaluated(case, functools.partial(with_other_view, name=view)))
+        for view in views
+    }
+    by_nodes = changed_terms(expected, with_other_nodes(case))
+    assert unsupervised(expected) <= by_nodes.union(*by_view.values())
+    for changed in by_view.values():
+        assert "consistency" in changed, "two predictions are compared: each counts"
+        assert "classification" not in changed, "labelled images have nothing to do with it"
+
+
+@every_method
+def test_consistency_teaches_the_student_and_not_the_target(case: Case) -> None:
+    # In evaluation mode an image reaches the term only through its own prediction. The first view a
+    # method asks for is the target's, the others are students'.
+    algorithm = build(case).eval()
+    batch = with_views(batch_for(algorithm), lambda _, view: view.clone().requires_grad_(True))
+    target, *students = batch.unlabelled.values() or [None]
+    output = step_of(algorithm, batch)
+    if "consistency" in output.terms and students:
+        inputs = [target, *students]
+        to_target, *to_students = torch.autograd.grad(output.terms["consistency"], inputs, allow_unused=True)
+        assert to_target is None or not to_target.any()
+        for gradient in to_students:
+            assert gradient is not None
+            assert (gradient.flatten(1).norm(dim=1) > 0).all(), "every image"
+
+
+# Batch norm
+
+
+def clean_inputs(seen: list[Tensor], clean: Tensor) -> list[Tensor]:
+    """The inputs of the backbone that consist of clean images only."""
+    known = {tuple(image.flatten().tolist()) for image in clean}
+    return [images for images in seen if all(tuple(i.flatten().tolist()) in known for i in images)]
+
+
+@every_method
+def test_running_statistics_move_by_the_clean_pass_alone(case: Case) -> None:
+    algorithm = build(case)
+    batch = batch_for(algorithm)
+    with recorded_inputs(algorithm.model.backbone) as seen:
+        step_of(algorithm, batch)
+
+    # Clean images are the labelled ones and the first view of the unlabelled ones, each seen once.
+    clean = torch.cat([*batch.labelled.values(), *list(batch.unlabelled.values())[:1]])
+    inputs = clean_inputs(seen, clean)
+    assert torch.equal(torch.cat(inputs), clean)
+
+    by_hand = build(case)
+    for images in inputs:
+        by_hand.model.backbone(images)
+    assert_bitwise_equal(running_statistics(algorithm), running_statistics(by_hand))
+    assert all(layer.track_running_stats for layer in batch_norm_layers(algorithm))
+
+
+# Ablations
+
+
+@every_method
+def test_a_weight_of_zero_takes_one_term_away_and_nothing_else(case: Case) -> None:
+    algorithm = build(case)
+    output = step_of(algorithm, batch_for(algorithm))
+    values, gradients = term_values(output), gradients_of(algorithm, output.loss)
+    taken_away = []
+    for weight in weights_of(case):
+        without = build(with_setting(case, weight, 0.0))
+        output = step_of(without, batch_for(without))
+        zero = [name for name, value in term_values(output).items() if value == 0.0]
+        assert changed_terms(values, term_values(output)) == set(zero)
+        taken_away += zero
+        other_gradients = gradients_of(without, output.loss)
+        assert any(not torch.allclose(gradients[name], g, atol=1e-6) for name, g in other_gradients.items())
+    assert sorted(taken_away) == sorted(unsupervised(values)), "one weight for each unsupervised term"
+
+
+@every_method
+def test_a_weight_multiplies_its_term(case: Case) -> None:
+    values = term_values(step_of(algorithm := build(case), batch_for(algorithm)))
+    for weight in weights_of(case):
+        tripled = build(with_setting(case, weight, 3 * getattr(algorithm.config, weight)))
+        found = term_values(step_of(tripled, batch_for(tripled)))
+        (name,) = changed_terms(values, found)
+        assert found[name] == pytest.approx(3 * values[name])
+
+
+# Predictions
+
+
+@every_method
+def test_inference_model_gives_logits_that_do_not_depend_on_the_batch(case: Case) -> None:
+    algorithm = build(case, dropout=None)
+    step_of(algorithm, batch_for(algorithm))
+    model = algorithm.inference_model().eval()
+    images = normal(5, 1, 8, 8, seed=3).float()
+    with torch.no_grad():
+        together, alone = model(images), torch.cat([model(image.unsqueeze(0)) for image in images])
+    assert together.shape == (5, NUM_CLASSES)
+    torch.testing.assert_close(alone, together, rtol=1e-5, atol=1e-5)
+    assert torch.equal(alone.argmax(dim=1), together.argmax(dim=1))

@@ -1,0 +1,244 @@
+"""Manifold Graph: its warm-up is Π-VAT, its prototype losses are those of section 5."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from manigraph.algorithms.base import Algorithm
+from manigraph.algorithms.manifold_graph import ManifoldGraphMethod
+from manigraph.nn import GraphClassifier, PrototypeGenerator
+from tests.algorithms.naive import anchor_terms, prototype_terms
+from tests.helpers import (
+    NUM_CLASSES,
+    NUM_LABELLED,
+    NUM_UNLABELLED,
+    Case,
+    assert_bitwise_equal,
+    batch_for,
+    build,
+    case_named,
+    context_at,
+    copied,
+    gradients_of,
+    normal,
+    recorded_outputs,
+    running_statistics,
+    seeded,
+    step_of,
+    term_values,
+)
+
+GENERATED = case_named("manifold_graph-generated")
+LABELLED_IMAGES = case_named("manifold_graph-labelled_images")
+both_kinds = pytest.mark.parametrize("case", [GENERATED, LABELLED_IMAGES], ids=str)
+PROTOTYPE_TERMS = {"anchor", "divergence", "prototypes"}
+
+
+def model_of(algorithm: Algorithm[Any]) -> GraphClassifier:
+    assert isinstance(algorithm.model, GraphClassifier)
+    return algorithm.model
+
+
+# Warm-up
+
+
+def shared_parameters(algorithm: Algorithm[Any]) -> dict[str, Tensor]:
+    """The parameters every method has."""
+    return {
+        name: parameter
+        for name, parameter in algorithm.model.named_parameters()
+        if name.startswith(("backbone.", "linear."))
+    }
+
+
+@both_kinds
+@pytest.mark.parametrize("reference", ["target", "own_view"])
+def test_with_the_graph_off_it_is_pi_vat_bit_for_bit(case: Case, reference: str) -> None:
+    # With dropout, from the same seeds: loss, terms, gradients, running statistics, and the random
+    # numbers that are left.
+    pi_vat = build(case_named("pi_vat"), dropout=None, adversarial_reference=reference)
+    graph_off = build(case, dropout=None, adversarial_reference=reference, warmup_fraction=1.0)
+    assert_bitwise_equal(shared_parameters(graph_off), shared_parameters(pi_vat))
+
+    results = []
+    for algorithm in (pi_vat, graph_off):
+        batch = batch_for(algorithm)
+        context = context_at()
+        output = step_of(algorithm, batch, context)
+        output.loss.backward()
+        gradients = {
+            name: parameter.grad
+            for name, parameter in shared_parameters(algorithm).items()
+            if parameter.grad is not None
+        }
+        assert len(gradients) == len(shared_parameters(algorithm))
+        random = {"torch": torch.get_rng_state(), "step": context.generator.get_state()}
+        results.append(
+            (copied({**output.terms, "loss": output.loss}), gradients, running_statistics(algorithm), random)
+        )
+    for expected, found in zip(*results, strict=True):
+        assert_bitwise_equal(found, expected)
+    others = set(dict(graph_off.model.named_parameters())) - set(shared_parameters(graph_off))
+    assert others, "the generator or the graph"
+    assert all(graph_off.model.get_parameter(name).grad is None for name in others)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "total", "last_without"),
+    [(0.5, 10, 4), (0.0, 10, -1), (1.0, 10, 9), (2 / 282, 282_000, 1_999), (2 / 282, 282, 1), (0.3, 10, 2)],
+)
+def test_the_graph_comes_in_at_the_right_step(fraction: float, total: int, last_without: int) -> None:
+    algorithm = build(GENERATED, warmup_fraction=fraction)
+    for step in (last_without, last_without + 1):
+        if 0 <= step < total:
+            output = step_of(algorithm, batch_for(algorithm), context_at(step=step, total_steps=total))
+            graph_is_on = step > last_without
+            assert (set(output.terms) >= PROTOTYPE_TERMS) is graph_is_on
+            assert (not PROTOTYPE_TERMS & set(output.terms)) is not graph_is_on
+            assert bool(model_of(algorithm).graph_is_on) is graph_is_on
+
+
+@both_kinds
+def test_predictions_go_through_the_graph_once_it_is_on(case: Case) -> None:
+    images = normal(4, 1, 8, 8, seed=2).float()
+    algorithm = build(case, warmup_fraction=0.5)
+    for step, graph_is_on in ((4, False), (5, True)):
+        step_of(algorithm, batch_for(algorithm), context_at(step=step))
+        model = algorithm.inference_model().eval()
+        with torch.no_grad():
+            raw = algorithm.model.linear(algorithm.model.backbone(images))
+            assert torch.equal(model(images), raw) is not graph_is_on
+        algorithm.train()
+
+
+# Prototype losses
+
+
+def captured(algorithm: Algorithm[Any]) -> tuple[dict[str, float], Tensor, Tensor, Tensor]:
+    """Terms of a step, and from its backbone: features of the clean images, labels, class nodes."""
+    batch = batch_for(algorithm, dtype=torch.float64)
+    with recorded_outputs(algorithm.model.backbone) as seen:
+        output = step_of(algorithm, batch)
+    (features,) = [f for f in seen if len(f) == NUM_LABELLED + NUM_UNLABELLED]
+    model = model_of(algorithm)
+    if isinstance(model.nodes, PrototypeGenerator):
+        nodes = model.nodes().detach()
+    else:
+        (nodes,) = [f for f in seen if len(f) == len(model.nodes.images)]
+    return term_values(output), features, batch.labels, nodes
+
+
+@both_kinds
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"margin_length": 0.05, "margin_angle": 0.3, "margin_divergence": 0.1, "anchor_weight": 2.0},
+        {"divergence_reduction": "sum", "divergence_weight": 0.5, "prototype_weight": 1.0},
+        {"num_heads": 4, "scale": 0.2},
+    ],
+    ids=["defaults", "margins", "weights", "heads"],
+)
+def test_prototype_terms_from_the_features_of_the_step(case: Case, changes: dict[str, Any]) -> None:
+    algorithm = build(case, **changes).double()
+    terms, features, labels, nodes = captured(algorithm)
+    parts = anchor_terms(algorithm.config, features, labels, nodes, NUM_CLASSES)
+    assert all(part > 1e-4 for part in parts.values()), "or a part could be left out unnoticed"
+    expected = prototype_terms(algorithm.config, algorithm.model, features, labels, nodes)
+    for name, term in expected.items():
+        assert terms[name] == pytest.approx(term.item(), rel=1e-9)
+
+
+def groups_with_gradient(algorithm: Algorithm[Any], term: Tensor) -> str:
+    """Parts of the model that the term sends gradient to, in the order of the alphabet."""
+    gradients = gradients_of(algorithm.model, term)
+    return " ".join(sorted({name.split(".")[0] for name, gradient in gradients.items() if gradient.any()}))
+
+
+@pytest.mark.parametrize(
+    ("case", "term", "expected"),
+    [
+        (GENERATED, "classification", "backbone graph linear nodes"),
+        (GENERATED, "consistency", "backbone graph linear nodes"),
+        (GENERATED, "entropy", "backbone graph linear nodes"),
+        (GENERATED, "anchor", "backbone nodes"),
+        (GENERATED, "divergence", "nodes"),
+        (GENERATED, "prototypes", "backbone graph linear nodes"),
+        (LABELLED_IMAGES, "classification", "backbone graph linear"),
+        (LABELLED_IMAGES, "anchor", "backbone"),
+        (LABELLED_IMAGES, "divergence", "backbone"),
+        (LABELLED_IMAGES, "prototypes", "backbone graph linear"),
+    ],
+    ids=str,
+)
+def test_who_receives_gradient_from_which_term(case: Case, term: str, expected: str) -> None:
+    algorithm = build(case)
+    output = step_of(algorithm, batch_for(algorithm))
+    assert groups_with_gradient(algorithm, output.terms[term]) == expected
+
+
+@pytest.mark.parametrize(("update", "expected"), [("shared", "graph linear nodes"), ("none", "linear nodes")])
+def test_images_have_no_part_in_prototypes_that_do_not_see_them(update: str, expected: str) -> None:
+    algorithm = build(GENERATED, prototype_update=update)
+    output = step_of(algorithm, batch_for(algorithm))
+    assert groups_with_gradient(algorithm, output.terms["prototypes"]) == expected
+
+
+def test_margin_of_the_boundary_can_be_a_constant() -> None:
+    found = []
+    for detach in (False, True):
+        algorithm = build(GENERATED, detach_boundary_margin=detach)
+        term = step_of(algorithm, batch_for(algorithm)).terms["anchor"]
+        found.append((term, gradients_of(algorithm, term)["model.nodes.class_embedding"]))
+    (value, gradient), (same_value, other_gradient) = found
+    assert torch.equal(value, same_value)
+    assert not torch.allclose(gradient, other_gradient)
+
+
+# Labelled images as nodes
+
+
+def test_nodes_are_the_class_images_of_the_batch() -> None:
+    algorithm = build(LABELLED_IMAGES)
+    batch = batch_for(algorithm)
+    assert algorithm.data_request().images_per_class == 2
+    step_of(algorithm, batch)
+    nodes = model_of(algorithm).nodes
+    assert batch.class_images is not None
+    assert torch.equal(nodes.get_buffer("images"), batch.class_images)
+
+
+def test_generated_nodes_ask_for_no_class_images() -> None:
+    assert build(GENERATED).data_request().images_per_class == 0
+
+
+def test_class_nodes_are_class_major() -> None:
+    # Images of one class twice: class-major, each centre is such an image and
+    # each node belongs to its own centre, so a divergence of 1 per pair and no more follows.
+    algorithm = build(LABELLED_IMAGES, margin_divergence=0.3)
+    batch = batch_for(algorithm)
+    originals = torch.empty(NUM_CLASSES, 1, 8, 8).normal_(generator=seeded(3))
+    class_images = originals.repeat_interleave(2, dim=0)
+    same = type(batch)(batch.labelled, batch.labels, batch.unlabelled, class_images)
+    assert step_of(algorithm, same).terms["divergence"].item() == pytest.approx(1, abs=1e-5)
+
+
+# The paper's numbers
+
+
+def test_defaults_are_those_of_the_paper() -> None:
+    config = ManifoldGraphMethod.Config()
+    assert (config.consistency, config.ramp_fraction) == ("kl", 0)
+    assert (config.balance_weight, config.balance_memory) == (0, 0)
+    assert (config.consistency_weight, config.entropy_weight) == (1, 0.1)
+    assert (config.anchor_weight, config.divergence_weight, config.prototype_weight) == (1, 1, 0.1)
+    assert (config.margin_length, config.margin_angle, config.margin_divergence) == (0.1, 0.15, 0.75)
+    assert (config.prototypes_per_class, config.embedding_size, config.hidden_size) == (20, 32, 64)
+    assert (config.num_heads, config.scale, config.prototype_update) == (1, 1, "per_image")
+    assert (config.adversarial_reference, config.num_power_iterations) == ("target", 1)
+    assert (config.epsilon, config.divergence_reduction, config.nodes) == (8, "mean", "generated")
+    assert config.warmup_fraction == 2_000 / 282_000
+    assert 1e-2 <= config.xi <= 1
+    assert not config.detach_boundary_margin

@@ -1,0 +1,567 @@
+"""Breaks the code on purpose, one change at a time, and says which test notices.
+
+Run from the root of the project: `python -m tests.mutations [word ...]`; words choose mutations by a
+part of their description. Works on a copy, prints a Markdown table, and ends with an error if a
+mutation survives. About a quarter of an hour on one core.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`old` becomes `new` in one file of the package."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """Where in a method's file the pieces are that all consistency methods have."""
+
+    title: str
+    file: str
+    clean_pass: str
+    """The line of the clean pass."""
+    frozen: str
+    """The line that freezes running statistics for the perturbed passes."""
+
+
+METHODS = [
+    Method(
+        "Π-model",
+        "algorithms/pi_model.py",
+        'logits = self.model(torch.cat([batch.labelled["image"], first]))',
+        "with frozen_running_statistics(self.model):",
+    ),
+    Method(
+        "VAT",
+        "algorithms/vat.py",
+        "target_logits = self.model(images)\n",
+        "with frozen_running_statistics(self.model):",
+    ),
+    Method(
+        "Π-VAT",
+        "algorithms/pi_vat.py",
+        'logits = self.model(torch.cat([batch.labelled["image"], first]))',
+        "with frozen_running_statistics(self.model):",
+    ),
+    Method(
+        "Manifold Graph",
+        "algorithms/manifold_graph.py",
+        'features = model.features(torch.cat([batch.labelled["image"], first]))',
+        "with frozen_running_statistics(model):\n            reference",
+    ),
+]
+
+TERMS = "**self.unlabelled_terms(target_logits, student_logits, context.progress),"
+
+
+def of_method(method: Method) -> list[Mutation]:
+    """The same mistakes in every consistency method."""
+
+    def mutation(what: str, old: str, new: str) -> Mutation:
+        return Mutation(f"{method.title}: {what}", method.file, old, new)
+
+    def without(term: str) -> str:
+        terms = TERMS.removeprefix("**").removesuffix(",")
+        return f'**{{k: v for k, v in {terms}.items() if k != "{term}"}},'
+
+    frozen_pass = f"with frozen_running_statistics(self.model):\n            {method.clean_pass.strip()}\n"
+    return [
+        mutation(
+            "student's logits read from the target", TERMS, TERMS.replace("student_logits", "target_logits")
+        ),
+        mutation(
+            "target's logits read from the student", TERMS, TERMS.replace("target_logits", "student_logits")
+        ),
+        mutation("student detached", TERMS, TERMS.replace("student_logits", "student_logits.detach()")),
+        *(
+            mutation(f"{term} dropped", TERMS, without(term))
+            for term in ("consistency", "entropy", "balance")
+        ),
+        mutation("batch norm frozen in the clean pass", method.clean_pass, frozen_pass),
+        mutation(
+            "batch norm not frozen in the perturbed passes",
+            method.frozen,
+            method.frozen.replace(
+                method.frozen.split("\n")[0], "with __import__('contextlib').nullcontext():"
+            ),
+        ),
+    ]
+
+
+GRAPH = "algorithms/manifold_graph.py"
+PARTS = "algorithms/parts.py"
+CONSISTENCY = "functional/consistency.py"
+ADVERSARIAL = "functional/adversarial.py"
+PROTOTYPES = "functional/prototypes.py"
+EDGES = "functional/graph.py"
+BALANCE = "nn/target_balance.py"
+
+SPLIT = "labelled_logits, target_logits = logits.split([len(batch.labels), len(first)])"
+MAGNITUDE = "anchor_magnitude(centres, features, margin=config.margin_length)"
+ANGLE = "anchor_angle(similarity, classes, margin=config.margin_angle)"
+BOUNDARY = "anchor_boundary(similarity, classes, centres, detach_margin=config.detach_boundary_margin)"
+
+MUTATIONS = [
+    *(mutation for method in METHODS for mutation in of_method(method)),
+    Mutation(
+        "Supervised: batch norm frozen in the clean pass",
+        "algorithms/supervised.py",
+        'logits = self.model(batch.labelled["image"])',
+        "with __import__('manigraph').nn.frozen_running_statistics(self.model):\n"
+        '            logits = self.model(batch.labelled["image"])',
+    ),
+    # Consistency, entropy, ramp
+    Mutation(
+        "KL: student detached instead of the target",
+        CONSISTENCY,
+        "target_log_probs = F.log_softmax(target_logits.detach(), dim=1)\n"
+        "    student_log_probs = F.log_softmax(student_logits, dim=1)",
+        "target_log_probs = F.log_softmax(target_logits, dim=1)\n"
+        "    student_log_probs = F.log_softmax(student_logits.detach(), dim=1)",
+    ),
+    Mutation(
+        "KL: target not detached",
+        CONSISTENCY,
+        "log_softmax(target_logits.detach(),",
+        "log_softmax(target_logits,",
+    ),
+    Mutation(
+        "KL: the wrong way round",
+        CONSISTENCY,
+        "(target_log_probs.exp() * (target_log_probs - student_log_probs))",
+        "(student_log_probs.exp() * (student_log_probs - target_log_probs))",
+    ),
+    Mutation(
+        "MSE: student detached instead of the target",
+        CONSISTENCY,
+        "target_probs = F.softmax(target_logits.detach(), dim=1)\n"
+        "    student_probs = F.softmax(student_logits, dim=1)",
+        "target_probs = F.softmax(target_logits, dim=1)\n"
+        "    student_probs = F.softmax(student_logits.detach(), dim=1)",
+    ),
+    Mutation(
+        "MSE: target not detached",
+        CONSISTENCY,
+        "F.softmax(target_logits.detach(),",
+        "F.softmax(target_logits,",
+    ),
+    Mutation("MSE: mean over classes", CONSISTENCY, ".square().sum(dim=1).mean()", ".square().mean()"),
+    Mutation("entropy: of the student", PARTS, "entropy(target_logits)", "entropy(student_logits)"),
+    Mutation(
+        "entropy: of a detached prediction",
+        PARTS,
+        "entropy(target_logits)",
+        "entropy(target_logits.detach())",
+    ),
+    Mutation(
+        "softmax applied twice",
+        PARTS,
+        "](constant_target, student_logits)",
+        "](constant_target.softmax(1), student_logits.softmax(1))",
+    ),
+    Mutation("targets never balanced", PARTS, "self.target_balance(target_logits)", "target_logits"),
+    Mutation(
+        "balanced targets: bias turned round",
+        BALANCE,
+        "return target_logits + self",
+        "return target_logits - self",
+    ),
+    Mutation(
+        "balanced targets: the oldest remembered",
+        BALANCE,
+        "[target_logits.float(), self.recent_logits])[: self.memory]",
+        "[target_logits.float(), self.recent_logits])[-self.memory :]",
+    ),
+    Mutation(
+        "balanced targets: empty places of the memory counted",
+        BALANCE,
+        "known = newest_first[: int(self.count)]",
+        "known = newest_first",
+    ),
+    Mutation(
+        "balanced targets: nothing remembered", BALANCE, "self.recent_logits.copy_(newest_first)", "pass"
+    ),
+    Mutation("ramp ignored", PARTS, "ramp = ramp_up(progress, config.ramp_fraction)", "ramp = 1.0"),
+    Mutation("ramp left off the entropy", PARTS, "ramp * config.entropy_weight", "config.entropy_weight"),
+    Mutation("balance weight ignored", PARTS, "config.balance_weight * class", "class"),
+    # The virtual adversarial perturbation
+    Mutation(
+        "VAT: direction turned round",
+        ADVERSARIAL,
+        "return epsilon * direction",
+        "return -epsilon * direction",
+    ),
+    Mutation("VAT: direction random", ADVERSARIAL, "direction = _unit_per_image(gradient)", "pass"),
+    Mutation("VAT: probing step ignored", ADVERSARIAL, "images + xi * direction", "images + direction"),
+    Mutation(
+        "VAT: one length for the batch",
+        ADVERSARIAL,
+        "flat / lengths.clamp_min(tiny)",
+        "flat / lengths.mean()",
+    ),
+    Mutation(
+        "VAT: zero gradient divided by zero", ADVERSARIAL, "keepdim=True).clamp_min(tiny)", "keepdim=True)"
+    ),
+    Mutation(
+        "VAT: gradients of parameters accumulated",
+        ADVERSARIAL,
+        "(gradient,) = torch.autograd.grad(distance, direction)",
+        "distance.backward(); gradient = direction.grad",
+    ),
+    Mutation(
+        "VAT: power step under autocast",
+        ADVERSARIAL,
+        ", torch.autocast(images.device.type, enabled=False)",
+        "",
+    ),
+    Mutation(
+        "VAT: first direction from the global random numbers",
+        ADVERSARIAL,
+        ".normal_(generator=generator)",
+        ".normal_()",
+    ),
+    Mutation(
+        "VAT: masks of the power step its own",
+        "algorithms/vat.py",
+        "with masks.replay():\n                noise",
+        "if True:\n                noise",
+    ),
+    Mutation(
+        "VAT: masks of the student its own",
+        "algorithms/vat.py",
+        "with masks.replay():\n                student",
+        "if True:\n                student",
+    ),
+    Mutation(
+        "Π-VAT: found against the student's own view",
+        "algorithms/pi_vat.py",
+        'adversarial_reference == "own_view"',
+        'adversarial_reference == "target"',
+    ),
+    Mutation(
+        "Manifold Graph: found against the student's own view",
+        GRAPH,
+        'adversarial_reference == "own_view"',
+        'adversarial_reference == "target"',
+    ),
+    Mutation("Π-VAT: student without the perturbation", "algorithms/pi_vat.py", "second + noise", "second"),
+    Mutation(
+        "Π-VAT: student is the first view",
+        "algorithms/pi_vat.py",
+        "student_logits = self.model(second + noise)",
+        "student_logits = self.model(first + noise)",
+    ),
+    Mutation(
+        "Π-model: student is the first view",
+        "algorithms/pi_model.py",
+        "self.model(second + config",
+        "self.model(first + config",
+    ),
+    Mutation("Π-model: noise ignored", "algorithms/pi_model.py", "second + config.noise * noise", "second"),
+    # The method
+    Mutation("anchor magnitude dropped", GRAPH, f"{MAGNITUDE}\n            + ", ""),
+    Mutation("anchor angle dropped", GRAPH, f"            + {ANGLE}\n", ""),
+    Mutation("anchor boundary dropped", GRAPH, f"            + {BOUNDARY}\n", ""),
+    Mutation(
+        "divergence dropped", GRAPH, '            "divergence": config.divergence_weight * spread,\n', ""
+    ),
+    Mutation(
+        "prototype classification dropped",
+        GRAPH,
+        '            "prototypes": config.prototype_weight * prototype_classification,\n',
+        "",
+    ),
+    Mutation(
+        "anchor on detached features",
+        GRAPH,
+        "members = torch.cat([features, prototypes])",
+        "members = torch.cat([features.detach(), prototypes])",
+    ),
+    Mutation(
+        "anchor on images only",
+        GRAPH,
+        "classes = torch.cat([labels, pseudo_labels, prototype_classes])\n"
+        "        similarity = cosine_similarity(members, centres)",
+        "classes = torch.cat([labels, pseudo_labels])\n"
+        "        similarity = cosine_similarity(features, centres)",
+    ),
+    Mutation(
+        "pseudo-labels instead of labels",
+        GRAPH,
+        "classes = torch.cat([labels, pseudo_labels, prototype_classes])",
+        "classes = torch.cat([nearest_centre(features, centres), prototype_classes])",
+    ),
+    Mutation(
+        "classes of the prototypes in the wrong order",
+        GRAPH,
+        "torch.arange(C, device=labels.device).repeat_interleave(\n"
+        "            config.prototypes_per_class\n        )",
+        "torch.arange(C, device=labels.device).repeat(config.prototypes_per_class)",
+    ),
+    Mutation(
+        "student classified from raw features",
+        GRAPH,
+        "student_logits = logits_of(second + noise)",
+        "student_logits = model.classify(model.features(second + noise), None)",
+    ),
+    Mutation(
+        "labelled images classified from raw features",
+        GRAPH,
+        SPLIT,
+        f"{SPLIT}\n        labelled_logits = model.linear(features[: len(batch.labels)])",
+    ),
+    Mutation("graph comes in a step late", GRAPH, "context.progress >= self", "context.progress > self"),
+    Mutation("graph on from the start", GRAPH, "if not graph_is_on:", "if False:"),
+    Mutation("graph_is_on not remembered", GRAPH, "model.graph_is_on.fill_(graph_is_on)", "pass"),
+    Mutation("class images not drawn", GRAPH, "model.nodes.draw(batch.class_images)", "pass"),
+    Mutation(
+        "class images move the running statistics",
+        GRAPH,
+        "with frozen_running_statistics(model):\n            return",
+        "if True:\n            return",
+    ),
+    Mutation(
+        "margin of the boundary never detached",
+        GRAPH,
+        "detach_margin=config.detach_boundary_margin",
+        "detach_margin=False",
+    ),
+    Mutation(
+        "class nodes detached",
+        GRAPH,
+        "return model.class_nodes()",
+        "return Nodes(*(t.detach() for t in model.class_nodes()))",
+    ),
+    # Losses on prototypes
+    Mutation(
+        "magnitude: average length not detached",
+        PROTOTYPES,
+        "vector_norm(features.detach(), dim=1)",
+        "vector_norm(features, dim=1)",
+    ),
+    Mutation(
+        "magnitude: margin ignored",
+        PROTOTYPES,
+        "(relative_length - 1).abs() - margin",
+        "(relative_length - 1).abs()",
+    ),
+    Mutation("magnitude: not squared", PROTOTYPES, "return excess.square().mean()", "return excess.mean()"),
+    Mutation("angle: sorted the wrong way", PROTOTYPES, ".sort(dim=1)", ".sort(dim=1, descending=True)"),
+    Mutation("angle: ties counted", PROTOTYPES, "right=True", "right=False"),
+    Mutation("angle: sums in float32", PROTOTYPES, "similarity.double().T", "similarity.float().T"),
+    Mutation(
+        "angle: mean over all members instead of non-zero terms",
+        PROTOTYPES,
+        "total / number.clamp_min(1)",
+        "total / similarity.numel()",
+    ),
+    Mutation(
+        "angle: divided by zero without terms", PROTOTYPES, "total / number.clamp_min(1)", "total / number"
+    ),
+    Mutation("angle: margin ignored", PROTOTYPES, "by_class[row, order] - margin", "by_class[row, order]"),
+    Mutation(
+        "angle: members among the non-members",
+        PROTOTYPES,
+        "by_class.masked_fill(is_member, -torch.inf)",
+        "by_class",
+    ),
+    Mutation(
+        "boundary: mean instead of mean over non-zero terms",
+        PROTOTYPES,
+        "shortfall.sum() / (shortfall > 0).sum().clamp_min(1)",
+        "shortfall.mean()",
+    ),
+    Mutation(
+        "boundary: a centre is its own neighbour",
+        PROTOTYPES,
+        "centre_similarity.masked_fill(itself, -torch.inf)",
+        "centre_similarity",
+    ),
+    Mutation("boundary: margin always detached", PROTOTYPES, "if detach_margin:", "if True:"),
+    Mutation(
+        "boundary: nearest centre for farthest",
+        PROTOTYPES,
+        "-torch.inf).amax(dim=1)",
+        "torch.inf).amin(dim=1)",
+    ),
+    Mutation(
+        "divergence: larger of the two",
+        PROTOTYPES,
+        "torch.minimum(magnitude, angle)",
+        "torch.maximum(magnitude, angle)",
+    ),
+    Mutation(
+        "divergence: average length not detached",
+        PROTOTYPES,
+        "2 * lengths.detach().mean()",
+        "2 * lengths.mean()",
+    ),
+    Mutation("divergence: sum instead of mean", PROTOTYPES, "return terms.mean()", "return terms.sum()"),
+    Mutation("divergence: factor 2 forgotten", PROTOTYPES, "/ (2 * lengths", "/ (lengths"),
+    Mutation(
+        "pseudo-label by dot product",
+        PROTOTYPES,
+        "cosine_similarity(features.detach(), centres.detach())",
+        "(features @ centres.T)",
+    ),
+    Mutation(
+        "centres over the wrong axis",
+        PROTOTYPES,
+        "return prototypes.view(num_classes, -1, prototypes.shape[1]).mean(dim=1)",
+        "return prototypes.view(-1, num_classes, prototypes.shape[1]).mean(dim=0)",
+    ),
+    # The graph
+    Mutation(
+        "graph: self edge not masked",
+        EDGES,
+        "scores = scores.masked_fill(self_edge, -torch.inf)",
+        "scores = scores + 0 * self_edge",
+    ),
+    Mutation(
+        "graph: α without z_p", EDGES, "torch.sigmoid(scores - log_normaliser.T)", "torch.sigmoid(scores)"
+    ),
+    Mutation("graph: scale left off α", EDGES, "scores = scale * _scores(image", "scores = _scores(image"),
+    Mutation(
+        "graph: image not in the prototypes' rows",
+        EDGES,
+        "total = total + share[:, head].unsqueeze(2) * change",
+        "total = total + 0 * share[:, head].unsqueeze(2) * change",
+    ),
+    Mutation(
+        "graph: prototypes' mean not replaced by the image's share",
+        EDGES,
+        "from_image[head].unsqueeze(1) - from_prototypes[head]",
+        "from_image[head].unsqueeze(1) + 0 * from_prototypes[head]",
+    ),
+    Mutation("graph: first head's share for all heads", EDGES, "share[:, head]", "share[:, 0]"),
+    Mutation(
+        "graph: residual forgotten",
+        EDGES,
+        "F.leaky_relu(features + F.linear(inputs",
+        "F.leaky_relu(F.linear(inputs",
+    ),
+    Mutation("graph: slope 0.01", EDGES, "LEAKY_SLOPE = 0.1", "LEAKY_SLOPE = 0.01"),
+    Mutation(
+        "graph: message halves exchanged",
+        EDGES,
+        "[embeddings.flatten(1), context.flatten(1)]",
+        "[context.flatten(1), embeddings.flatten(1)]",
+    ),
+    Mutation(
+        "generator: instance-major",
+        "nn/prototypes.py",
+        "condition.flatten(0, 1)",
+        "condition.transpose(0, 1).flatten(0, 1)",
+    ),
+    # State
+    Mutation(
+        "freezing: running statistics used in training mode",
+        "nn/batch_norm.py",
+        "layer.track_running_stats = False",
+        "layer.eval()",
+    ),
+    Mutation(
+        "freezing: not undone after an exception",
+        "nn/batch_norm.py",
+        "    try:\n        yield\n    finally:\n        for layer in tracking:\n"
+        "            layer.track_running_stats = True",
+        "    yield\n    for layer in tracking:\n        layer.track_running_stats = True",
+    ),
+    Mutation("masks: stream not put back", "nn/dropout.py", "self._write(present)", "pass"),
+    Mutation("frozen model: nodes in training mode", "nn/classifier.py", "model.eval()\n", "model.train()\n"),
+    # Schedule
+    Mutation(
+        "schedule: momentum not applied",
+        "training/schedule.py",
+        'group["lr"], group["momentum"] = rates',
+        'group["lr"] = rates.learning_rate',
+    ),
+    Mutation(
+        "schedule: momentum written to a key nobody reads",
+        "training/schedule.py",
+        'group["lr"], group["momentum"] = rates',
+        'group["lr"], group["betas"] = rates',
+    ),
+    Mutation(
+        "schedule: momentum the wrong way round",
+        "training/schedule.py",
+        "_line(t, top, bottom)",
+        "_line(t, bottom, top)",
+    ),
+    Mutation(
+        "schedule: no ending",
+        "training/schedule.py",
+        "_line(min(t, 1.0), high / 10, high / 1000)",
+        "high / 10",
+    ),
+]
+
+
+def failed_tests(copy: Path, *arguments: str) -> list[str]:
+    """Names of the tests that fail on the copy."""
+    environment = os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", *arguments]
+    answer = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    if answer.returncode not in (0, 1):
+        raise RuntimeError(answer.stdout + answer.stderr)
+    return re.findall(r"^(?:FAILED|ERROR) (\S+)", answer.stdout, flags=re.MULTILINE)
+
+
+def mutated(copy: Path, mutation: Mutation, known: list[str]) -> list[str]:
+    """The tests that notice the mutation, up to three; known failures do not count."""
+    file = copy / "src" / "manigraph" / mutation.file
+    original = file.read_text()
+    if original.count(mutation.old) != 1:
+        raise ValueError(f"{mutation.what}: found {original.count(mutation.old)} times in {mutation.file}")
+    file.write_text(original.replace(mutation.old, mutation.new))
+    deselected = [f"--deselect={name}" for name in known]
+    try:
+        return failed_tests(copy, "--maxfail=3", *deselected, *nearest_first(mutation.file))
+    finally:
+        file.write_text(original)
+
+
+TEST_FOLDERS = ["tests/functional", "tests/training/test_schedule.py", "tests/nn", "tests/algorithms"]
+
+
+def nearest_first(file: str) -> list[str]:
+    """The tests of a file's own folder, then the others: a mutation is noticed sooner."""
+    return sorted(TEST_FOLDERS, key=lambda folder: not folder.startswith(f"tests/{file.split('/')[0]}"))
+
+
+def main(words: list[str]) -> int:
+    chosen = [m for m in MUTATIONS if all(word.lower() in m.what.lower() for word in words)]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        known = failed_tests(copy, *TEST_FOLDERS)
+        print("| mutation | file | noticed by |\n|---|---|---|")
+        survivors = 0
+        for mutation in chosen:
+            noticed = mutated(copy, mutation, known)
+            survivors += not noticed
+            names = dict.fromkeys(name.removeprefix("tests/").split("[")[0] for name in noticed)
+            tests = "<br>".join(f"`{name}`" for name in names)
+            print(f"| {mutation.what} | `{mutation.file}` | {tests or '**nothing**'} |", flush=True)
+    return min(survivors, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,143 @@
+"""Networks from images to features: section 6."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manigraph.catalogue import ALGORITHMS, BACKBONES
+from manigraph.nn.backbones.base import Backbone
+from tests.helpers import normal
+
+CONVOLUTIONAL = ["cnn13", "wide_resnet28_2", "small_cnn"]
+SIZES = [(8, 8), (9, 13), (28, 28), (32, 32)]
+
+
+def num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def features_of(backbone: Backbone, number: int = 2) -> Tensor:
+    features: Tensor = backbone(normal(number, *backbone.input_shape).float())
+    return features
+
+
+def test_cnn13_has_the_parameters_of_the_paper() -> None:
+    # 3.12 M with a 10-way classifier. 3x3: 3·128 + 2·128² + 128·256 + 2·256² + 256·512 = 328,064 times 9;
+    # 1x1: 512·256 + 256·128 = 163,840; batch norm: 2 · 2,048; linear: 128·10 + 10.
+    backbone = BACKBONES.get("cnn13")((3, 32, 32))
+    total = num_parameters(backbone) + num_parameters(nn.Linear(backbone.feature_size, 10))
+    assert backbone.feature_size == 128
+    assert total == 9 * 328_064 + 163_840 + 4_096 + 1_290
+    assert 3.115e6 < total < 3.125e6
+
+
+@pytest.mark.parametrize("num_classes", [10, 100])
+def test_the_method_adds_about_two_per_cent(num_classes: int) -> None:
+    def size(name: str) -> int:
+        method = ALGORITHMS.get(name)
+        return num_parameters(method(method.Config(), BACKBONES.get("cnn13")((3, 32, 32)), num_classes))
+
+    plain, with_graph = size("supervised"), size("manifold_graph")
+    assert 0.015 < (with_graph - plain) / plain < 0.025
+
+
+def test_wide_resnet_has_the_parameters_of_the_literature() -> None:
+    backbone = BACKBONES.get("wide_resnet28_2")((3, 32, 32))
+    assert num_parameters(backbone) + 1_290 == pytest.approx(1.47e6, rel=0.01)
+    layers = [m for m in backbone.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+    assert len(layers) + 1 + 2 == 28, "25 3x3 convolutions; two 1x1 of the shortcuts and the classifier"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("name", list(BACKBONES))
+def test_sizes_of_images(name: str, size: tuple[int, int]) -> None:
+    backbone = BACKBONES.get(name)((3, *size), width=0.125)
+    features = features_of(backbone)
+    assert features.shape == (2, backbone.feature_size)
+    assert features.isfinite().all()
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_numbers_of_channels(name: str, channels: int) -> None:
+    backbone = BACKBONES.get(name)((channels, 8, 8), width=0.125)
+    assert features_of(backbone).shape == (2, backbone.feature_size)
+
+
+@pytest.mark.parametrize("name", list(BACKBONES))
+def test_width_multiplies_the_features(name: str) -> None:
+    build = BACKBONES.get(name)
+    narrow, wide = build((1, 8, 8), width=0.5), build((1, 8, 8), width=1.0)
+    assert wide.feature_size == 2 * narrow.feature_size
+    assert features_of(narrow).shape == (2, narrow.feature_size)
+    assert num_parameters(narrow) < 0.6 * num_parameters(wide)
+
+
+@pytest.mark.parametrize("name", list(BACKBONES))
+def test_the_narrowest_still_works(name: str) -> None:
+    backbone = BACKBONES.get(name)((1, 8, 8), width=0.001)
+    assert features_of(backbone).shape == (2, backbone.feature_size)
+
+
+def test_mlp_takes_vectors() -> None:
+    backbone = BACKBONES.get("mlp")((20,), width=0.25)
+    assert features_of(backbone).shape == (2, 32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 7, 8), "images must be at least 8x8 pixels, got 7x8; enlarge them or use the backbone 'mlp'"),
+        ((1, 8, 7), "images must be at least 8x8 pixels, got 8x7"),
+        ((5, 8, 8), "images must have 1 to 4 channels, got 5"),
+        ((0, 8, 8), "images must have 1 to 4 channels, got 0"),
+        ((64,), r"got shape \(64,\); use the backbone 'mlp' for vectors"),
+    ],
+)
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_images_that_cannot_be_used(name: str, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BACKBONES.get(name)(shape)
+
+
+@pytest.mark.parametrize("name", list(BACKBONES))
+def test_settings_that_cannot_be_used(name: str) -> None:
+    with pytest.raises(ValueError, match=r"width must be positive, got 0\.0"):
+        BACKBONES.get(name)((1, 8, 8), width=0.0)
+    with pytest.raises(ValueError, match=r"dropout must be at least 0 and below 1, got 1\.0"):
+        BACKBONES.get(name)((1, 8, 8), dropout=1.0)
+
+
+@pytest.mark.parametrize(("dropout", "rates"), [(None, {0.3}), (0.0, {0.0}), (0.5, {0.5})])
+@pytest.mark.parametrize("name", ["cnn13", "small_cnn", "mlp"])
+def test_dropout_rate(name: str, dropout: float | None, rates: set[float]) -> None:
+    backbone = BACKBONES.get(name)((1, 8, 8), width=0.125, dropout=dropout)
+    assert {layer.p for layer in backbone.modules() if isinstance(layer, nn.Dropout)} == rates
+
+
+def test_cnn13_is_built_as_the_appendix_says() -> None:
+    # Each convolution is followed by batch norm, then LeakyReLU of slope 0.1; dropout after each pool.
+    backbone = BACKBONES.get("cnn13")((3, 32, 32), width=1.0)
+    layers = [layer for layer in backbone.modules() if not list(layer.children())]
+    convolutions = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
+    described = [(c.out_channels, c.kernel_size[0], c.padding[0]) for c in convolutions]
+    assert described == [(128, 3, 1)] * 3 + [(256, 3, 1)] * 3 + [(512, 3, 0), (256, 1, 0), (128, 1, 0)]
+    for place, layer in enumerate(layers):
+        if isinstance(layer, nn.Conv2d):
+            norm, activation = layers[place + 1 : place + 3]
+            assert isinstance(norm, nn.BatchNorm2d)
+            assert isinstance(activation, nn.LeakyReLU)
+            assert activation.negative_slope == 0.1
+        if isinstance(layer, nn.MaxPool2d):
+            assert type(layers[place + 1]) is nn.Dropout, "elementwise"
+
+
+@pytest.mark.parametrize(("size", "final"), [(32, 6), (12, 1), (8, 2)])
+def test_cnn13_pads_its_last_3x3_only_where_it_must(size: int, final: int) -> None:
+    # 32 -> 8 -> 6 without padding; 12 -> 3 -> 1; 8 -> 2, padded to 4, -> 2.
+    backbone = BACKBONES.get("cnn13")((1, size, size), width=0.03125)
+    shapes: list[torch.Size] = []
+    last = backbone.get_submodule("head")
+    last.register_forward_hook(lambda _, __, output: shapes.append(output.shape[2:]))
+    features_of(backbone)
+    assert shapes == [torch.Size([final, final])]

@@ -1,0 +1,105 @@
+"""The graph layer against the graph with all its nodes, with the same weights: section 4."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from manigraph.nn import ManifoldGraph, PrototypeUpdate
+from tests.helpers import assert_agree, normal
+from tests.reference import graph as reference
+
+B, P, D = 3, 5, 12
+NAMES = ("embed.weight", "embed.bias", "message.weight", "message.bias")
+
+
+def layer(num_heads: int, prototype_update: PrototypeUpdate, scale: float = 1.0) -> ManifoldGraph:
+    torch.manual_seed(0)
+    return ManifoldGraph(D, num_heads=num_heads, prototype_update=prototype_update, scale=scale).double()
+
+
+class _Nodes(torch.nn.Module):
+    """Both kinds of refined node of a layer, one after the other: something to differentiate."""
+
+    def __init__(self, graph: ManifoldGraph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        g = self.graph.embedding(prototypes)
+        images = self.graph.refine_images(features, g)
+        refined = self.graph.refine_prototypes(prototypes, g, features)
+        return torch.cat([images, refined.flatten(0, 1)])
+
+
+def naive(
+    features: Tensor, prototypes: Tensor, weights: reference.GraphWeights, graph: ManifoldGraph
+) -> Tensor:
+    heads, scale = graph.num_heads, graph.scale
+    full = reference.refined_batch(features, prototypes, weights, num_heads=heads, scale=scale)
+    if graph.prototype_update == "per_image":
+        refined = full.prototypes.flatten(0, 1)
+    elif graph.prototype_update == "shared":
+        refined = reference.refined_graph(prototypes, weights, num_heads=heads, scale=scale)
+    else:
+        refined = prototypes
+    return torch.cat([full.images, refined])
+
+
+@pytest.mark.parametrize("prototype_update", ["per_image", "shared", "none"])
+@pytest.mark.parametrize(("num_heads", "scale"), [(1, 1.0), (2, 1.0), (3, 0.4), (4, 1.0)])
+def test_layer_is_the_reference(num_heads: int, scale: float, prototype_update: PrototypeUpdate) -> None:
+    graph = layer(num_heads, prototype_update, scale)
+    nodes = _Nodes(graph)
+    weights = [graph.get_parameter(name) for name in NAMES]
+
+    def ours(features: Tensor, prototypes: Tensor, *tensors: Tensor) -> Tensor:
+        named = {f"graph.{name}": tensor for name, tensor in zip(NAMES, tensors, strict=True)}
+        answer: Tensor = functional_call(nodes, named, (features, prototypes))
+        return answer
+
+    def loops(features: Tensor, prototypes: Tensor, *tensors: Tensor) -> Tensor:
+        return naive(features, prototypes, reference.GraphWeights(*tensors), graph)
+
+    assert_agree(ours, loops, normal(B, D, seed=1), normal(P, D, seed=2), *weights)
+
+
+@pytest.mark.parametrize(("prototype_update", "graphs"), [("per_image", B), ("shared", 1), ("none", 1)])
+def test_number_of_graphs_in_which_prototypes_are_refined(
+    prototype_update: PrototypeUpdate, graphs: int
+) -> None:
+    graph = layer(2, prototype_update)
+    prototypes = normal(P, D, seed=2)
+    refined = graph.refine_prototypes(prototypes, graph.embedding(prototypes), normal(B, D, seed=1))
+    assert refined.shape == (graphs, P, D)
+
+
+def test_images_do_not_see_each_other() -> None:
+    graph = layer(2, "per_image")
+    features, prototypes = normal(B, D, seed=1), normal(P, D, seed=2)
+    changed = features.clone()
+    changed[1] += 1
+    g = graph.embedding(prototypes)
+    for kind in ("images", "prototypes"):
+        if kind == "images":
+            before, after = graph.refine_images(features, g), graph.refine_images(changed, g)
+        else:
+            before = graph.refine_prototypes(prototypes, g, features)
+            after = graph.refine_prototypes(prototypes, g, changed)
+        assert torch.equal(before[[0, 2]], after[[0, 2]])
+        assert not torch.equal(before[1], after[1])
+
+
+def test_parameters_do_not_grow_with_the_heads() -> None:
+    # φ is D -> D and φ2 is 2D -> D whatever the number of heads.
+    def count(num_heads: int) -> int:
+        return sum(parameter.numel() for parameter in layer(num_heads, "per_image").parameters())
+
+    assert {count(h) for h in (1, 2, 3, 4)} == {D * D + D + 2 * D * D + D}
+
+
+@pytest.mark.parametrize("num_heads", [0, 5])
+def test_heads_must_divide_the_features(num_heads: int) -> None:
+    message = f"the number of heads must divide the feature size 12, got {num_heads}"
+    with pytest.raises(ValueError, match=message):
+        ManifoldGraph(D, num_heads=num_heads)
