@@ -238,14 +238,26 @@ MUTATIONS = [
     Mutation(
         "VAT: masks of the power step its own",
         "algorithms/vat.py",
-        "with masks.replay():\n                noise",
-        "if True:\n                noise",
+        "perturbation(config, same_network,",
+        "perturbation(config, self.model,",
     ),
     Mutation(
         "VAT: masks of the student its own",
         "algorithms/vat.py",
-        "with masks.replay():\n                student",
-        "if True:\n                student",
+        "student_logits = same_network(",
+        "student_logits = self.model(",
+    ),
+    Mutation(
+        "Π-VAT: masks of each power step its own",
+        "algorithms/pi_vat.py",
+        "perturbation(config, probe,",
+        "perturbation(config, self.model,",
+    ),
+    Mutation(
+        "Manifold Graph: masks of each power step its own",
+        GRAPH,
+        "perturbation(config, probe,",
+        "perturbation(config, logits_of,",
     ),
     Mutation(
         "Π-VAT: found against the student's own view",

@@ -137,7 +137,7 @@ def captured(algorithm: Algorithm[Any]) -> tuple[dict[str, float], Tensor, Tenso
         {},
         {"margin_length": 0.05, "margin_angle": 0.3, "margin_divergence": 0.1, "anchor_weight": 2.0},
         {"divergence_reduction": "sum", "divergence_weight": 0.5, "prototype_weight": 1.0},
-        {"num_heads": 4, "scale": 0.2},
+        {"num_heads": 2, "scale": 0.2},
     ],
     ids=["defaults", "margins", "weights", "heads"],
 )
