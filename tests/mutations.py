@@ -2,7 +2,7 @@
 
 Run from the root of the project: `python -m tests.mutations [word ...]`; words choose mutations by a
 part of their description. Works on a copy, prints a Markdown table, and ends with an error if a
-mutation survives. About a quarter of an hour on one core.
+mutation survives. About half an hour on one core.
 """
 
 import os
