@@ -1,8 +1,10 @@
 """Real commands in real processes, as a person types them."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -149,6 +151,24 @@ def test_hyphens_in_names_are_underscores_and_in_values_stay(tmp_path: Path) -> 
     manigraph("train", "digits", "--algorithm", "supervised", *arguments, cwd=tmp_path)
     config = json.loads((tmp_path / "my-runs" / "a-b" / "config.json").read_text())
     assert config["training"]["weight_decay"] == 1e-4
+
+
+def test_an_interrupted_run_keeps_its_weights_and_says_so(tmp_path: Path) -> None:
+    arguments = ["--algorithm", "supervised", *QUICK, "--training.steps", "1000000"]
+    command = [sys.executable, "-m", "manigraph", "train", "digits", *arguments]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        run = tmp_path / "runs" / "digits-20-supervised-seed0"
+        while process.poll() is None and not (run / "metrics.jsonl").exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate()
+    assert process.returncode == 130, complaint
+    assert complaint == b"manigraph: interrupted\n"
+    assert json.loads((run / "status.json").read_text())["state"] == "interrupted"
+    result = manigraph("evaluate", str(run), cwd=tmp_path)
+    assert "not finished but interrupted" in result.stderr
 
 
 def test_a_traceback_can_be_asked_for(tmp_path: Path) -> None:
