@@ -154,10 +154,19 @@ def test_hyphens_in_names_are_underscores_and_in_values_stay(tmp_path: Path) -> 
 
 
 def test_an_interrupted_run_keeps_its_weights_and_says_so(tmp_path: Path) -> None:
-    arguments = ["--algorithm", "supervised", *QUICK, "--training.steps", "1000000"]
+    arguments = ["--algorithm", "supervised", *QUICK, "--training.steps", "5000"]
     command = [sys.executable, "-m", "manigraph", "train", "digits", *arguments]
+
+    def heed_interrupts() -> None:
+        """A shell starts background jobs, perhaps these tests too, with interrupts ignored."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
     ) as process:
         run = tmp_path / "runs" / "digits-20-supervised-seed0"
         while process.poll() is None and not (run / "metrics.jsonl").exists():
