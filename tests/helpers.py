@@ -75,6 +75,16 @@ def assert_bitwise_equal(first: Mapping[str, Tensor], second: Mapping[str, Tenso
     assert not different
 
 
+class Table:
+    """Images in memory that need no preprocessing."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images
+
+    def take(self, indices: Tensor) -> Tensor:
+        return self.images[indices]
+
+
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values that stay as they are now."""
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -1,20 +1,23 @@
 """The one place where a configuration becomes objects."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from manigraph.algorithms.base import Algorithm
 from manigraph.catalogue import ALGORITHMS, BACKBONES, DATASETS
-from manigraph.config import Config
-from manigraph.contract import Batch
-from manigraph.data.batches import batches
-from manigraph.data.preprocessing import Standardise
-from manigraph.data.sources.base import Dataset
-from manigraph.data.split import Split, draw_split
+from manigraph.config import Config, DataConfig
+from manigraph.data.augmentation import AugmentationConfig
+from manigraph.data.batches import BatchStream
+from manigraph.data.cache import Progress, silent
+from manigraph.data.check import Check, check_data
+from manigraph.data.locations import Locations
+from manigraph.data.prepared import PreparedImages
+from manigraph.data.preprocessing import Preprocessing, fit_preprocessing
+from manigraph.data.sources.base import Dataset, SourceRequest
+from manigraph.data.split import Split, draw_split, read_split
 from manigraph.errors import UserError
 from manigraph.training.loop import Trainer
 
@@ -25,56 +28,108 @@ class Job:
 
     dataset: Dataset
     split: Split
-    preprocessing: Standardise
-    images: Tensor
-    """All images, preprocessed."""
+    check: Check
+    preprocessing: Preprocessing
+    images: PreparedImages
     trainer: Trainer
-    batches: Iterator[Batch]
+    batches: BatchStream
 
 
-def build_algorithm(config: Config[Any], dataset: Dataset) -> Algorithm[Any]:
+def load_dataset(
+    config: DataConfig, locations: Locations | None = None, progress: Progress = silent
+) -> Dataset:
+    """The images that a configuration names."""
+    if config.path and config.name != "folder":
+        raise UserError(f"data.path is for your own images (data.name folder), not for {config.name}")
+    request = SourceRequest(
+        locations=locations or Locations.default(),
+        path=Path(config.path) if config.path else None,
+        image_size=config.image_size,
+        progress=progress,
+    )
+    return DATASETS.get(config.name)(request)
+
+
+def split_dataset(config: DataConfig, dataset: Dataset, seed: int) -> Split:
+    """The split that a configuration asks for: read from a file or drawn."""
+    if config.split:
+        return read_split(Path(config.split), dataset)
+    return draw_split(
+        dataset,
+        num_labels=config.labels,
+        num_validation=config.validation,
+        seed=seed,
+        stratify=config.stratify,
+    )
+
+
+def check_dataset(
+    config: DataConfig, dataset: Dataset, seed: int, *, needs_unlabelled: bool = True
+) -> tuple[Split | None, Check]:
+    """The split, if there can be one, and what is to be said about it and the images."""
+    split, problem = None, ""
+    try:
+        split = split_dataset(config, dataset, seed)
+    except UserError as error:
+        problem = str(error)
+    pooled = needs_unlabelled and not config.labelled_in_pool
+    return split, check_data(dataset, split, split_problem=problem, needs_unlabelled=pooled)
+
+
+def build_algorithm(config: Config[Any], input_shape: tuple[int, ...], num_classes: int) -> Algorithm[Any]:
     """The method with its network, weights drawn from torch's global generator."""
     method = ALGORITHMS.get(config.algorithm)
     network = BACKBONES.get(config.backbone.name)
     try:
-        backbone = network(dataset.input_shape, width=config.backbone.width, dropout=config.backbone.dropout)
-        return method(config.method, backbone, dataset.num_classes)
+        backbone = network(input_shape, width=config.backbone.width, dropout=config.backbone.dropout)
+        return method(config.method, backbone, num_classes)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def build(config: Config[Any]) -> Job:
-    """Data, split, model, optimiser and batches of one run.
+def build(
+    config: Config[Any],
+    *,
+    dataset: Dataset | None = None,
+    locations: Locations | None = None,
+    progress: Progress = silent,
+) -> Job:
+    """Data, split, model, optimiser and batches of one run; `dataset` takes the place of a named one.
 
-    Seeds torch's global generator, from which weights and dropout masks are drawn: call it inside
-    `torch.random.fork_rng` to leave the caller's random numbers alone.
+    Refuses data that would make training wrong. Seeds torch's global generator, from which weights and
+    dropout masks are drawn: call it inside `torch.random.fork_rng` to leave the caller's random numbers
+    alone.
     """
-    dataset = DATASETS.get(config.data.name)()
-    split = draw_split(
-        dataset,
-        num_labels=config.data.labels,
-        num_validation=config.data.validation,
-        seed=config.seed,
-    )
-    preprocessing = Standardise.fit(dataset.images[torch.cat([split.labelled, split.unlabelled])])
-    images = preprocessing(dataset.images)
+    if dataset is None:
+        dataset = load_dataset(config.data, locations, progress)
+    needs_unlabelled = ALGORITHMS.get(config.algorithm).uses_unlabelled
+    split, check = check_dataset(config.data, dataset, config.seed, needs_unlabelled=needs_unlabelled)
+    if split is None or check.errors:
+        raise UserError(_refusal(check))
+    _check_shifts(config.augmentation, dataset.input_shape)
+    seen = torch.cat([split.labelled, split.unlabelled])
+    preprocessing = fit_preprocessing(config.preprocessing, dataset.images, seen)
+    images = PreparedImages(dataset.images, preprocessing, progress)
 
     torch.manual_seed(config.seed)
-    algorithm = build_algorithm(config, dataset)
+    algorithm = build_algorithm(config, dataset.input_shape, dataset.num_classes)
     # The layout in which CPUs convolve faster.
     algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stub
+    # Dropout masks do not depend on how many random numbers the weights took.
+    torch.manual_seed(_derived_seed(config.seed, 3))
     trainer = Trainer(algorithm, config.schedule, config.training, _generator(config.seed, 1))
     return Job(
         dataset=dataset,
         split=split,
+        check=check,
         preprocessing=preprocessing,
         images=images,
         trainer=trainer,
-        batches=batches(
+        batches=BatchStream(
             images,
             dataset.classes,
             labelled=split.labelled,
-            unlabelled=split.unlabelled,
+            unlabelled=seen if config.data.labelled_in_pool else split.unlabelled,
             num_classes=dataset.num_classes,
             request=algorithm.data_request(),
             batch=config.batch,
@@ -84,6 +139,25 @@ def build(config: Config[Any]) -> Job:
     )
 
 
+def _check_shifts(augmentation: AugmentationConfig, input_shape: tuple[int, ...]) -> None:
+    if len(input_shape) == 3 and augmentation.translation >= min(input_shape[1:]):
+        raise UserError(
+            f"augmentation.translation {augmentation.translation} would shift images of "
+            f"{input_shape[2]}x{input_shape[1]} pixels out of sight: lower it"
+        )
+
+
+def _refusal(check: Check) -> str:
+    first, *others = check.errors
+    more = f" ({len(others)} more: see `manigraph check`)" if others else ""
+    return f"{check.dataset} cannot be trained on: {first.message}; {first.suggestion}{more}"
+
+
+def _derived_seed(seed: int, purpose: int) -> int:
+    """Another seed for each purpose of one seed."""
+    return 1_000_003 * (seed + 1) + purpose
+
+
 def _generator(seed: int, purpose: int) -> torch.Generator:
     """Independent random numbers for each purpose of one seed."""
-    return torch.Generator().manual_seed(1_000_003 * (seed + 1) + purpose)
+    return torch.Generator().manual_seed(_derived_seed(seed, purpose))

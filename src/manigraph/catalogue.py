@@ -69,6 +69,26 @@ DATASETS: "Registry[Source]" = Registry(
             "manigraph.data.sources.digits:load_digits",
             "1,797 handwritten digits of 8x8 pixels, shipped with scikit-learn",
         ),
+        "cifar10": Entry(
+            "manigraph.data.sources.benchmarks:load_cifar10",
+            "photographs of 10 kinds of things, 32x32 colour",
+        ),
+        "cifar100": Entry(
+            "manigraph.data.sources.benchmarks:load_cifar100",
+            "photographs of 100 kinds of things, 32x32 colour",
+        ),
+        "svhn": Entry(
+            "manigraph.data.sources.benchmarks:load_svhn",
+            "house numbers cropped to one digit, 32x32 colour",
+        ),
+        "fashion_mnist": Entry(
+            "manigraph.data.sources.benchmarks:load_fashion_mnist",
+            "10 kinds of clothes, 28x28 grey",
+        ),
+        "folder": Entry(
+            "manigraph.data.sources.folder:load_folder",
+            "your own images, as in `manigraph train PATH`",
+        ),
     },
 )
 
@@ -78,6 +98,38 @@ RECIPES: "Registry[Callable[[str], Config[Any]]]" = Registry(
         "digits": Entry(
             "manigraph.recipes.digits:digits",
             "digits with 20 labels, small CNN; about a minute on two cores",
+        ),
+        "svhn": Entry(
+            "manigraph.recipes.paper:svhn",
+            "the paper: SVHN with 1,000 labels, CNN-13, 282,000 steps; for a GPU",
+        ),
+        "cifar10": Entry(
+            "manigraph.recipes.paper:cifar10",
+            "the paper: CIFAR-10 with 4,000 labels, CNN-13, 282,000 steps; for a GPU",
+        ),
+        "cifar100": Entry(
+            "manigraph.recipes.paper:cifar100",
+            "the paper: CIFAR-100 with 10,000 labels, CNN-13, 282,000 steps; for a GPU",
+        ),
+        "svhn_small": Entry(
+            "manigraph.recipes.small:svhn_small",
+            "SVHN with 1,000 labels, CNN-13 at width 1/4, 3,000 steps; for a CPU",
+        ),
+        "cifar10_small": Entry(
+            "manigraph.recipes.small:cifar10_small",
+            "CIFAR-10 with 4,000 labels, CNN-13 at width 1/4, 3,000 steps; for a CPU",
+        ),
+        "cifar100_small": Entry(
+            "manigraph.recipes.small:cifar100_small",
+            "CIFAR-100 with 10,000 labels, CNN-13 at width 1/4, 3,000 steps; for a CPU",
+        ),
+        "fashion_mnist": Entry(
+            "manigraph.recipes.small:fashion_mnist",
+            "Fashion-MNIST with 1,000 labels, CNN-13 at width 1/4, 3,000 steps; for a CPU",
+        ),
+        "folder": Entry(
+            "manigraph.recipes.small:folder",
+            "your own images with all their labels; what `manigraph train PATH` uses",
         ),
     },
 )

@@ -3,10 +3,14 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from manigraph.catalogue import ALGORITHMS
-from manigraph.data.batches import AugmentationConfig, BatchConfig
+from manigraph.data.augmentation import AugmentationConfig
+from manigraph.data.batches import BatchConfig
+from manigraph.data.preprocessing import PreprocessingConfig
+from manigraph.data.split import Stratify
 from manigraph.options import parse
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
@@ -19,11 +23,30 @@ class DataConfig:
     """Which images, and how they are split."""
 
     name: str = "digits"
-    """Data set (see `manigraph list datasets`)."""
-    labels: int = 20
-    """Labelled images in all, the same number of each class."""
-    validation: int = 0
-    """Images held out of the unlabelled ones for validation."""
+    """Data set (see `manigraph list datasets`); `folder` means your own images at `path`."""
+    path: str = ""
+    """Own images: their folder, or a CSV file with path,label."""
+    image_size: int | None = None
+    """Own images: side in pixels to which they are resized and cropped; None keeps small images as they
+    are and makes others at most 64."""
+    labels: int | None = None
+    """Labelled images in all, drawn class by class; None means every label there is."""
+    stratify: Stratify = "proportional"
+    """Share the labels among classes in proportion to their sizes, or equally."""
+    validation: int | None = None
+    """Images held out for validation; None means a fifth of those whose class is known, at most 1,000."""
+    labelled_in_pool: bool = False
+    """Also use the labelled images, without their labels, among the unlabelled ones."""
+    split: str = ""
+    """A run's split.json, to use the same split again; labels, stratify and validation are then not read."""
+
+    @property
+    def title(self) -> str:
+        """What the data set is called in the names of runs."""
+        if not self.path:
+            return self.name
+        name = Path(self.path).resolve().stem
+        return "".join(c if c.isalnum() or c in "._-" else "_" for c in name) or "images"
 
 
 @dataclass(frozen=True)
@@ -49,6 +72,7 @@ class Config(Generic[MethodConfig]):
     seed: int = 0
     """Seed of the split, the weights, the batches and all noise."""
     data: DataConfig = field(default_factory=DataConfig)
+    preprocessing: PreprocessingConfig = field(default_factory=PreprocessingConfig)
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
@@ -58,7 +82,8 @@ class Config(Generic[MethodConfig]):
     @property
     def run_name(self) -> str:
         """Name of the run's folder."""
-        return f"{self.data.name}-{self.data.labels}-{self.algorithm}-seed{self.seed}"
+        labels = "all" if self.data.labels is None else self.data.labels
+        return f"{self.data.title}-{labels}-{self.algorithm}-seed{self.seed}"
 
 
 def as_dict(config: Config[Any]) -> dict[str, Any]:
@@ -75,6 +100,8 @@ def as_options(values: Mapping[str, Any], prefix: str = "") -> list[str]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             options += as_options(value, f"{prefix}{key}.")
+        elif isinstance(value, (list, tuple)):
+            options += [f"--{prefix}{key}", *map(str, value)]
         else:
             options += [f"--{prefix}{key}", str(value)]
     return options

@@ -2,13 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 ViewKind = Literal["plain", "weak"]
 """How a view is made: "plain" is the preprocessed image, "weak" is randomly augmented."""
+
+
+class ImageTable(Protocol):
+    """Something that gives network input for indices into a data set."""
+
+    def take(self, indices: Tensor) -> Tensor:
+        """(B,) indices to (B, ...) float images."""
+        ...
 
 
 @dataclass(frozen=True)

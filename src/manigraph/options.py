@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import re
 import typing
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ def parse(kind: Any, arguments: Sequence[str], *, program: str, default: Any = N
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(
                 kind,
-                args=_with_hyphens_undone(arguments),
+                args=_with_flags_spelled_out(_with_hyphens_undone(arguments), kind),
                 prog=program,
                 config=(tyro.conf.FlagConversionOff,),
                 use_underscores=True,
@@ -49,8 +50,19 @@ def _with_hyphens_undone(arguments: Sequence[str]) -> list[str]:
     return [normal(argument) if argument.startswith("--") else argument for argument in arguments]
 
 
+def _with_flags_spelled_out(arguments: Sequence[str], kind: Any) -> list[str]:
+    """A yes-or-no option without a value means yes: `--json` is `--json True`."""
+    flags = {name for name, hint in _options(kind) if hint is bool}
+    spelled: list[str] = []
+    for argument, following in itertools.pairwise([*arguments, "--"]):
+        spelled.append(argument)
+        if argument in flags and following.startswith("--"):
+            spelled.append("True")
+    return spelled
+
+
 def _in_one_line(complaint: str, kind: Any, arguments: Sequence[str], program: str) -> UserError:
-    legal = set(_option_names(kind))
+    legal = {name for name, _ in _options(kind)}
     for argument in _with_hyphens_undone(arguments):
         name = argument.partition("=")[0]
         if name.startswith("--") and name != "--help" and name not in legal:
@@ -71,8 +83,8 @@ def _first_section(complaint: str) -> str:
     return " ".join(body.replace("│", " ").partition("╰")[0].split())
 
 
-def _option_names(kind: Any, prefix: str = "--") -> Iterator[str]:
-    """The names of all options of a dataclass, following tyro's rules."""
+def _options(kind: Any, prefix: str = "--") -> Iterator[tuple[str, Any]]:
+    """Names and types of all options of a dataclass, following tyro's rules."""
     origin = typing.get_origin(kind) or kind
     known = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(kind), strict=False))
     hints = typing.get_type_hints(origin, include_extras=True)
@@ -88,6 +100,6 @@ def _option_names(kind: Any, prefix: str = "--") -> Iterator[str]:
             arguments = typing.get_args(hint)
             resolved = tuple(known.get(argument, argument) for argument in arguments)
             inner = (typing.get_origin(hint) or hint)[resolved] if arguments else hint
-            yield from _option_names(inner, prefix + name)
+            yield from _options(inner, prefix + name)
         else:
-            yield f"{prefix}{field.name}"
+            yield f"{prefix}{field.name}", hint

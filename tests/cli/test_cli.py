@@ -31,13 +31,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_leaves_a_complete_run_and_nothing_else(trained: Path) -> None:
     assert sorted(path.name for path in trained.iterdir()) == [
+        "check.json",
         "config.json",
+        "data.json",
         "evaluations.jsonl",
         "metrics.jsonl",
         "model.safetensors",
         "predictions.safetensors",
         "preprocessing.json",
         "provenance.json",
+        "selection.json",
         "split.json",
         "status.json",
     ]
@@ -56,7 +59,7 @@ def test_training_leaves_a_complete_run_and_nothing_else(trained: Path) -> None:
 
 
 def test_evaluate_repeats_the_error_that_training_reported(trained: Path) -> None:
-    result = manigraph("evaluate", str(trained), "--json", "True", cwd=trained)
+    result = manigraph("evaluate", str(trained), "--json", cwd=trained)
     reported = json.loads((trained / "evaluations.jsonl").read_text())
     assert json.loads(result.stdout)["error"] == reported["error"]
     table = manigraph("evaluate", str(trained), cwd=trained).stdout
@@ -99,8 +102,8 @@ def test_weights_that_are_not_finite_stop_the_run_and_are_explained(tmp_path: Pa
     ("arguments", "message"),
     [
         (["tran"], "unknown command 'tran': did you mean 'train'?"),
-        (["train", "digit"], "unknown recipe 'digit': did you mean 'digits'?"),
-        (["train", "--seed", "1"], "name a recipe first"),
+        (["train", "digit"], "unknown recipe or folder 'digit': did you mean 'digits'?"),
+        (["train", "--seed", "1"], "name a recipe or a folder of images first"),
         (["train", "digits", "--algorithm", "pi-vat"], "unknown algorithm 'pi-vat': did you mean 'pi_vat'?"),
         (["train", "digits", "--data.label", "20"], "'--data.label': did you mean '--data.labels'?"),
         (["train", "digits", "--data.labels", "many"], "Error parsing --data.labels"),

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from manigraph.training.evaluation import evaluate, predict_logits
+from tests.helpers import Table
 
 
 def test_error_and_class_errors_by_hand() -> None:
@@ -26,7 +27,8 @@ def test_calibration_error_by_hand() -> None:
 def test_prediction_is_in_evaluation_mode_and_restores_the_mode() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.9)).train()
     x = torch.randn(10, 3)
-    logits = predict_logits(model, x, batch_size=4)
-    assert torch.allclose(logits, model[0](x))
+    indices = torch.tensor([7, 0, 3, 9, 9, 1])
+    logits = predict_logits(model, Table(x), indices, batch_size=4)
+    assert torch.allclose(logits, model[0](x[indices]))
     assert model.training
     assert not logits.requires_grad

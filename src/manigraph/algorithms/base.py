@@ -24,6 +24,8 @@ class Algorithm(nn.Module, Generic[ConfigT]):
 
     Config: ClassVar[type]
     """Frozen dataclass of the method's own settings, with the paper's defaults."""
+    uses_unlabelled: ClassVar[bool] = True
+    """Whether the method learns from unlabelled images."""
     model: Classifier
 
     def __init__(self, config: ConfigT, backbone: Backbone, num_classes: int) -> None:

@@ -14,6 +14,8 @@ from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 class Supervised(Algorithm["Supervised.Config"]):
     """Cross-entropy on labelled images."""
 
+    uses_unlabelled = False
+
     @dataclass(frozen=True)
     class Config:
         """Supervised training has no settings of its own."""

@@ -1,10 +1,12 @@
 """What a person sees while a run trains: a live bar in a terminal, plain lines elsewhere."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -14,6 +16,40 @@ if TYPE_CHECKING:
     from manigraph.training.loop import StepRecord
 
 LINES_PER_RUN = 10
+
+WORTH_A_LINE = 1000
+"""Pieces of work from which on progress is worth a line where there is no terminal."""
+
+
+class DataProgress:
+    """Progress of reading and preparing data: a bar in a terminal, now and then a line elsewhere."""
+
+    def __init__(self, console: Console, progress: Progress) -> None:
+        self._console = console
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+        self._said: dict[str, int] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show how far the work has come."""
+        if self._console.is_terminal:
+            if what not in self._tasks:
+                self._tasks[what] = self._progress.add_task(what, total=total, loss="-")
+            self._progress.update(self._tasks[what], completed=done, total=total, visible=done < total)
+        elif total >= WORTH_A_LINE:
+            quarter = done * 4 // total
+            if quarter > self._said.get(what, 0):
+                self._said[what] = quarter
+                self._console.print(f"{what}: {done}/{total}", highlight=False)
+
+
+@contextmanager
+def data_progress() -> Iterator[DataProgress]:
+    """For commands that read data but do not train; on stderr, so that JSON can be piped."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        yield DataProgress(console, progress)
 
 
 class TrainingDisplay:
@@ -31,6 +67,7 @@ class TrainingDisplay:
             console=self.console,
             disable=not self._live,
         )
+        self.data = DataProgress(self.console, self._progress)
         self._steps, self._tenth = 1, 0
 
     def __enter__(self) -> "TrainingDisplay":
@@ -52,6 +89,11 @@ class TrainingDisplay:
             f"{parameters:,} parameters",
             highlight=False,
         )
+        for finding in job.check.findings:
+            if finding.severity == "warning":
+                self.console.print(
+                    f"warning: {finding.message} ({finding.suggestion})", highlight=False, markup=False
+                )
         self._task = self._progress.add_task(run.path.name, total=self._steps, loss="-")
 
     def step(self, record: "StepRecord") -> None:
@@ -62,6 +104,13 @@ class TrainingDisplay:
             self.console.print(
                 f"step {record.step}/{self._steps}  loss {record.loss:.3f}  {terms}", highlight=False
             )
+
+    def evaluation(self, step: int, evaluation: "Evaluation") -> None:
+        """The error was measured on the way."""
+        self._progress.console.print(
+            f"step {step}/{self._steps}  error {evaluation.error:.2f} % of {evaluation.num_images} images",
+            highlight=False,
+        )
 
     def _passes_milestone(self, step: int) -> bool:
         """True about ten times in a run, whatever its length."""

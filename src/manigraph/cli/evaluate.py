@@ -20,6 +20,8 @@ class EvaluateOptions:
     """Run directory."""
     part: Literal["test", "validation"] = "test"
     """Which images of the split."""
+    data_dir: Path | None = None
+    """Folder of the data sets; by default MANIGRAPH_DATA, else the user's cache folder."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -29,15 +31,23 @@ def run(arguments: list[str]) -> int:
     options: EvaluateOptions = parse(EvaluateOptions, arguments, program="manigraph evaluate")
     directory = RunDirectory.open(options.run)
 
-    from manigraph.cli.display import print_evaluation
+    from manigraph.cli.display import data_progress, print_evaluation
+    from manigraph.data.locations import Locations
     from manigraph.engine import evaluate_run
+    from manigraph.training.selection import CHOSEN_ON_TEST
 
-    dataset, evaluation = evaluate_run(directory, options.part)
+    with data_progress() as progress:
+        trained, evaluation = evaluate_run(
+            directory, options.part, locations=Locations.default(options.data_dir), progress=progress
+        )
+    chosen_on_test = trained.config.training.select == "test"
     state = directory.read_json("status.json").get("state")
     if state != "finished":
         print(f"manigraph: this run is not finished but {state}", file=sys.stderr)
     if options.json:
-        print(json.dumps(asdict(evaluation)))
+        print(json.dumps({**asdict(evaluation), "selected_on": trained.config.training.select}))
     else:
-        print_evaluation(options.part, evaluation, tuple(dataset.class_names))
+        print_evaluation(options.part, evaluation, trained.class_names)
+        if chosen_on_test:
+            print(CHOSEN_ON_TEST)
     return 0

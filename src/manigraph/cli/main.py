@@ -9,10 +9,12 @@ from manigraph import __version__
 from manigraph.errors import NonFiniteLossError, UnknownNameError, UserError
 
 COMMANDS = {
-    "train": "train a classifier from a recipe",
+    "train": "train a classifier by a recipe or on a folder of images",
+    "check": "look at a data set for what would make training wrong",
     "evaluate": "measure a trained run on its test images",
     "demo": "compare methods on digits with 20 labels, in about three minutes",
     "reproduce": "measure a table of results: methods, labels, seeds",
+    "data": "download data sets, show and clear what is stored",
     "bench": "measure how fast the methods train on this machine",
     "list": "name the algorithms, recipes, data sets and backbones",
 }
@@ -33,6 +35,8 @@ options:
 start here:
   manigraph demo
   manigraph train digits --algorithm manifold_graph --data.labels 50
+  manigraph check photos/          (a folder for each class and a folder `unlabelled`)
+  manigraph train photos/
 """
 
 

@@ -103,11 +103,18 @@ def run(arguments: list[str]) -> int:
 def print_results(results: "ResultsFile", table: "Table") -> None:
     """Mean and spread over seeds: a column for each number of labels."""
     from manigraph.experiments.grid import mean_and_spread
+    from manigraph.training.selection import CHOSEN_ON_TEST
+
+    dishonest = False
 
     def summary(row: "Row", labels: int) -> str:
-        found = [results.find(table.cell(row, labels, seed)) for seed in table.seeds]
-        mean, spread = mean_and_spread([result.error(table.part) for result in found if result])
-        return f"{mean:.2f} ± {spread:.2f}"
+        nonlocal dishonest
+        cells = [results.find(table.cell(row, labels, seed)) for seed in table.seeds]
+        found = [result for result in cells if result]
+        mean, spread = mean_and_spread([result.error(table.part) for result in found])
+        marked = any(result.selected_on == "test" for result in found)
+        dishonest |= marked
+        return f"{mean:.2f} ± {spread:.2f}" + (" ‡" if marked else "")
 
     seeds = ", ".join(str(seed) for seed in table.seeds)
     print_table(
@@ -115,3 +122,5 @@ def print_results(results: "ResultsFile", table: "Table") -> None:
         [f"{labels} labels" for labels in table.labels],
         [(row.title, [summary(row, labels) for labels in table.labels]) for row in table.rows],
     )
+    if dishonest:
+        Console().print(f"‡ {CHOSEN_ON_TEST}", highlight=False)

@@ -1,4 +1,4 @@
-"""`manigraph train RECIPE [OPTIONS]`."""
+"""`manigraph train RECIPE|PATH [OPTIONS]`."""
 
 import json
 from dataclasses import dataclass
@@ -8,19 +8,24 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from manigraph.catalogue import ALGORITHMS, RECIPES
+from manigraph.cli.targets import recipe_and_options
 from manigraph.errors import UserError
 from manigraph.options import parse
 
 DEFAULT_ALGORITHM = "manifold_graph"
 
 HELP = """\
-usage: manigraph train RECIPE [--algorithm NAME] [--file CONFIG.json] [OPTIONS]
+usage: manigraph train RECIPE|PATH [--algorithm NAME] [--file CONFIG.json] [OPTIONS]
 
-Train one method by a recipe and write everything about it into a new run directory.
+Train one method by a recipe, or on your own images, and write everything about it into a new run directory.
+
+PATH is a folder with a folder for each class and a folder `unlabelled`, or with images and a CSV of
+path,label (no label = unlabelled); images in a folder `test` are only for testing.
 
 Settings come from the recipe, then from --file, then from the command line; the last one wins. The
 config.json of a run can be given as --file to repeat that run.
 
+  manigraph train photos/
   manigraph train digits
   manigraph train digits --algorithm pi_vat --data.labels 50 --seed 3
   manigraph train digits --file runs/digits-20-pi_vat-seed0/config.json
@@ -36,7 +41,7 @@ ConfigT = TypeVar("ConfigT")
 
 @dataclass(frozen=True)
 class TrainOptions(Generic[ConfigT]):
-    """Train one method by a recipe and write everything about it into a new run directory."""
+    """Train one method and write everything about it into a new run directory."""
 
     config: Annotated[ConfigT, tyro.conf.arg(name="")]
     """The configuration of the run."""
@@ -44,6 +49,8 @@ class TrainOptions(Generic[ConfigT]):
     """Folder in which the run directory is made."""
     name: str | None = None
     """Name of the run directory; by default made from data set, labels, algorithm and seed."""
+    data_dir: Path | None = None
+    """Folder of the data sets; by default MANIGRAPH_DATA, else the user's cache folder."""
     file: Path | None = None
     """JSON file with settings, in the form of a run's config.json."""
 
@@ -53,29 +60,35 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP.format(recipes=", ".join(RECIPES), algorithms=", ".join(ALGORITHMS)), end="")
         return 0 if arguments else 2
-    recipe, *rest = arguments
-    if recipe.startswith("-"):
-        raise UserError("name a recipe first, as in `manigraph train digits --seed 3`")
-    options = resolve(recipe, rest)
+    target, *rest = arguments
+    recipe, extra = recipe_and_options(target)
+    options = resolve(recipe, extra + rest, target=target)
 
     from manigraph.cli.display import TrainingDisplay, print_evaluation
+    from manigraph.data.locations import Locations
     from manigraph.engine import train
+    from manigraph.training.selection import CHOSEN_ON_TEST
 
     with TrainingDisplay() as display:
         trained, evaluations = train(
             options.config,
             options.runs,
             name=options.name,
+            locations=Locations.default(options.data_dir),
+            progress=display.data,
             on_start=display.start,
             on_step=display.step,
+            on_evaluation=display.evaluation,
         )
     for part, evaluation in evaluations.items():
         print_evaluation(part, evaluation)
+    if options.config.training.select == "test":
+        print(CHOSEN_ON_TEST)
     print(f"run directory: {trained.path}")
     return 0
 
 
-def resolve(recipe: str, arguments: list[str]) -> "TrainOptions[Any]":
+def resolve(recipe: str, arguments: list[str], *, target: str = "") -> "TrainOptions[Any]":
     """Recipe, file and command line, in this order of precedence, as options."""
     make_config = RECIPES.get(recipe)
     everything = _file_options(arguments) + arguments
@@ -88,7 +101,7 @@ def resolve(recipe: str, arguments: list[str]) -> "TrainOptions[Any]":
     options: TrainOptions[Any] = parse(
         kind,
         everything,
-        program=f"manigraph train {recipe}",
+        program=f"manigraph train {target or recipe}",
         default=TrainOptions(config),
     )
     return options

@@ -1,4 +1,4 @@
-"""Endless batches of augmented images."""
+"""Endless batches of augmented images, whose place in the stream can be kept and taken up again."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -6,38 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manigraph.contract import Batch, DataRequest, ViewKind
-from manigraph.data.augmentation import flip, rotate_and_scale, translate
-
-
-@dataclass(frozen=True)
-class AugmentationConfig:
-    """How a weakly augmented view is made."""
-
-    translation: int = 2
-    """Largest shift in whole pixels, in each direction."""
-    flip: bool = False
-    """Mirror half of the images left to right."""
-    rotation: float = 0.0
-    """Largest rotation in degrees, to either side."""
-    scale: float = 0.0
-    """Largest change of the sampling step, as a share: 0.1 shows the image at 91 to 111 %."""
-
-    def __post_init__(self) -> None:
-        if min(self.translation, self.rotation) < 0 or not 0 <= self.scale < 1:
-            raise ValueError(
-                f"translation and rotation must be at least 0 and scale from 0 to below 1, got "
-                f"{self.translation}, {self.rotation} and {self.scale}"
-            )
-
-
-def augment(images: Tensor, config: AugmentationConfig, generator: torch.Generator) -> Tensor:
-    """One random view of each image; vectors are left as they are."""
-    if images.ndim != 4:
-        return images
-    images = rotate_and_scale(images, config.rotation, config.scale, generator)
-    images = translate(images, config.translation, generator)
-    return flip(images, generator) if config.flip else images
+from manigraph.contract import Batch, DataRequest, ImageTable, ViewKind
+from manigraph.data.augmentation import AugmentationConfig, augment
 
 
 class IndexStream:
@@ -52,14 +22,14 @@ class IndexStream:
             raise ValueError("there are no images to draw from")
         self.indices = indices
         self.generator = generator
-        self._waiting = indices[:0]
+        self.waiting = indices[:0]
 
     def take(self, count: int) -> Tensor:
         """The next `count` indices."""
-        while len(self._waiting) < count:
+        while len(self.waiting) < count:
             order = torch.randperm(len(self.indices), generator=self.generator)
-            self._waiting = torch.cat([self._waiting, self.indices[order.to(self.indices.device)]])
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+            self.waiting = torch.cat([self.waiting, self.indices[order.to(self.indices.device)]])
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
 
 
@@ -80,23 +50,12 @@ class BatchConfig:
             )
 
 
-def batches(
-    images: Tensor,
-    classes: Tensor,
-    *,
-    labelled: Tensor,
-    unlabelled: Tensor,
-    num_classes: int,
-    request: DataRequest,
-    batch: BatchConfig,
-    augmentation: AugmentationConfig,
-    generator: torch.Generator,
-) -> Iterator[Batch]:
+class BatchStream(Iterator[Batch]):
     """Batches without end, with the views a method asked for.
 
     Args:
-        images: All preprocessed images, on the device to train on.
-        classes: Their classes; only those of labelled images are read.
+        images: Gives preprocessed images by index.
+        classes: Classes of all images; only those of labelled images are read.
         labelled: Indices of labelled images.
         unlabelled: Indices of unlabelled images.
         num_classes: C.
@@ -105,32 +64,72 @@ def batches(
         augmentation: How weak views are made.
         generator: Source of all randomness here.
     """
-    make: Mapping[ViewKind, Callable[[Tensor], Tensor]] = {
-        "plain": lambda chosen: chosen,
-        "weak": lambda chosen: augment(chosen, augmentation, generator),
-    }
-    labelled_stream = IndexStream(labelled, generator)
-    unlabelled_stream = IndexStream(unlabelled, generator) if request.unlabelled else None
-    class_streams = [
-        IndexStream(labelled[classes[labelled] == c], generator)
-        for c in range(num_classes if request.images_per_class else 0)
-    ]
-    while True:
-        chosen = labelled_stream.take(batch.labelled)
-        labelled_images = images[chosen]
+
+    def __init__(
+        self,
+        images: ImageTable,
+        classes: Tensor,
+        *,
+        labelled: Tensor,
+        unlabelled: Tensor,
+        num_classes: int,
+        request: DataRequest,
+        batch: BatchConfig,
+        augmentation: AugmentationConfig,
+        generator: torch.Generator,
+    ) -> None:
+        self._images = images
+        self._classes = classes
+        self._request = request
+        self._batch = batch
+        self._generator = generator
+        self._make: Mapping[ViewKind, Callable[[Tensor], Tensor]] = {
+            "plain": lambda chosen: chosen,
+            "weak": lambda chosen: augment(chosen, augmentation, generator),
+        }
+        self._streams = {"labelled": IndexStream(labelled, generator)}
+        if request.unlabelled:
+            self._streams["unlabelled"] = IndexStream(unlabelled, generator)
+        self._class_streams = {
+            f"class {c}": IndexStream(labelled[classes[labelled] == c], generator)
+            for c in range(num_classes if request.images_per_class else 0)
+        }
+
+    def __next__(self) -> Batch:
+        request, make = self._request, self._make
+        chosen = self._streams["labelled"].take(self._batch.labelled)
+        labelled = self._images.take(chosen)
         unlabelled_views: dict[str, Tensor] = {}
-        if unlabelled_stream is not None:
-            unlabelled_images = images[unlabelled_stream.take(batch.unlabelled)]
-            unlabelled_views = {
-                name: make[kind](unlabelled_images) for name, kind in request.unlabelled.items()
-            }
+        if request.unlabelled:
+            unlabelled = self._images.take(self._streams["unlabelled"].take(self._batch.unlabelled))
+            unlabelled_views = {name: make[kind](unlabelled) for name, kind in request.unlabelled.items()}
         class_images = None
-        if class_streams:
-            nodes = torch.cat([stream.take(request.images_per_class) for stream in class_streams])
-            class_images = make["weak"](images[nodes])
-        yield Batch(
-            labelled={name: make[kind](labelled_images) for name, kind in request.labelled.items()},
-            labels=classes[chosen],
+        if self._class_streams:
+            taken = [stream.take(request.images_per_class) for stream in self._class_streams.values()]
+            class_images = make["weak"](self._images.take(torch.cat(taken)))
+        return Batch(
+            labelled={name: make[kind](labelled) for name, kind in request.labelled.items()},
+            labels=self._classes[chosen],
             unlabelled=unlabelled_views,
             class_images=class_images,
         )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The place in the stream: what waits in each permutation, and the random generator."""
+        streams = self._streams | self._class_streams
+        return {
+            "generator": self._generator.get_state(),
+            **{name: stream.waiting.clone() for name, stream in streams.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on where the stream was when `state_dict` was called."""
+        streams = self._streams | self._class_streams
+        if state.keys() != {"generator", *streams}:
+            raise ValueError(
+                f"the state is of another stream: it has {sorted(state)}, this one {sorted(streams)} and "
+                f"a generator"
+            )
+        self._generator.set_state(state["generator"])
+        for name, stream in streams.items():
+            stream.waiting = state[name].clone()

@@ -1,30 +1,172 @@
 """Pixels to network input; fitted on training images, stored with the run."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from manigraph.errors import UserError
+
+CHUNK = 2048
+"""Images that are converted to float at a time while fitting."""
+
+
+@dataclass(frozen=True)
+class PreprocessingConfig:
+    """How pixels become network input."""
+
+    kind: Literal["standardise", "zca"] = "standardise"
+    """Mean 0 and deviation 1 for each channel, or whitening of all pixels together (as for CIFAR in the
+    paper)."""
+    mean: tuple[float, ...] = ()
+    """Means of the channels for pixels from 0 to 1; by default measured on the training images."""
+    std: tuple[float, ...] = ()
+    """Deviations likewise."""
+    zca_regulariser: float = 1e-6
+    """Added to each eigenvalue of the covariance of pixels from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"mean and std go together, got {len(self.mean)} and {len(self.std)} figures")
+        if self.mean and self.kind == "zca":
+            raise ValueError("mean and std are for kind standardise; zca measures its own")
+        if any(value <= 0 for value in self.std) or self.zca_regulariser < 0:
+            raise ValueError("std must be positive and zca_regulariser at least 0")
+
+
+class Preprocessing(Protocol):
+    """Stored images to network input."""
+
+    @property
+    def is_costly(self) -> bool:
+        """Whether doing it once for all images is better than again for every batch."""
+        ...
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(B, ...) stored images to float network input of the same shape."""
+        ...
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a run keeps: values for JSON and tensors."""
+        ...
+
 
 @dataclass(frozen=True)
 class Standardise:
-    """(x - mean) / std per channel (or per entry of a vector)."""
+    """(x - mean) / std per channel (or per entry of a vector), in units of the stored images."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    is_costly = False
 
     @classmethod
-    def fit(cls, images: Tensor) -> "Standardise":
-        """Mean and standard deviation of each channel over all training images."""
-        values = images.double()
-        axes = [0, *range(2, values.ndim)]
-        std = values.std(dim=axes, correction=0)
+    def fit(cls, images: Tensor, indices: Tensor | None = None) -> "Standardise":
+        """Mean and standard deviation of each channel over the training images, in float64."""
+        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        # Shifted by one image's values, so that squares do not swallow small deviations.
+        first = images[:1] if indices is None else images[indices[:1]]
+        shift = first.double().transpose(0, 1).flatten(1).mean(dim=1, keepdim=True)  # (C, 1)
+        for chunk in _chunks(images, indices):
+            values = chunk.double().transpose(0, 1).flatten(1) - shift  # (C, values)
+            count += values.shape[1]
+            total = total + values.sum(dim=1)
+            squares = squares + (values**2).sum(dim=1)
+        std = (squares / count - (total / count) ** 2).clamp_min(0).sqrt()
         # A channel that never varies carries nothing; dividing by 1 keeps it at 0.
         std = torch.where(std > 0, std, torch.ones_like(std))
-        return cls(tuple(values.mean(dim=axes).tolist()), tuple(std.tolist()))
+        return cls(tuple((total / count + shift.squeeze(1)).tolist()), tuple(std.tolist()))
 
     def __call__(self, images: Tensor) -> Tensor:
         shape = (1, -1) + (1,) * (images.ndim - 2)
         mean = torch.tensor(self.mean, device=images.device).view(shape)
         std = torch.tensor(self.std, device=images.device).view(shape)
         return (images.float() - mean) / std
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {"kind": "standardise", "mean": list(self.mean), "std": list(self.std)}, {}
+
+
+@dataclass(frozen=True, eq=False)
+class ZCA:
+    """W (x / scale - mean): pixels made uncorrelated with variance 1, as near to the image as can be.
+
+    With the covariance of the training images U diag(λ) Uᵀ, W = U diag(1 / √(λ + regulariser)) Uᵀ.
+    """
+
+    mean: Tensor
+    """(D,) float32."""
+    matrix: Tensor
+    """(D, D) float32, symmetric."""
+    scale: float
+    is_costly = True
+
+    @classmethod
+    def fit(cls, images: Tensor, indices: Tensor | None = None, *, regulariser: float) -> "ZCA":
+        """Whitening of the training images; sums and eigenvectors in float64."""
+        size, scale = images[0].numel(), full_scale(images)
+        total, products = torch.zeros(size).double(), torch.zeros(size, size).double()
+        count = 0
+        for chunk in _chunks(images, indices):
+            values = chunk.flatten(1).double() / scale - 0.5  # the shift keeps the squares small
+            total += values.sum(dim=0)
+            products.addmm_(values.T, values)
+            count += len(values)
+        mean = total / count
+        covariance = products / count - torch.outer(mean, mean)
+        eigenvalues, vectors = torch.linalg.eigh(covariance)
+        # Directions in which the images never vary have eigenvalue 0 up to rounding: leave them at 0
+        # rather than blow up noise.
+        varies = eigenvalues > eigenvalues[-1] * size * torch.finfo(torch.float64).eps
+        gains = torch.where(varies, (eigenvalues.clamp_min(0) + regulariser).rsqrt(), 0.0)
+        return cls((mean + 0.5).float(), ((vectors * gains) @ vectors.T).float(), scale)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        flat = images.flatten(1).float() / self.scale - self.mean.to(images.device)
+        return (flat @ self.matrix.to(images.device)).view(images.shape)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {"kind": "zca", "scale": self.scale}, {"mean": self.mean, "matrix": self.matrix}
+
+
+def fit_preprocessing(config: PreprocessingConfig, images: Tensor, indices: Tensor) -> Preprocessing:
+    """What `config` asks for, measured on the images at `indices` where it is not given."""
+    if config.kind == "zca":
+        return ZCA.fit(images, indices, regulariser=config.zca_regulariser)
+    if not config.mean:
+        return Standardise.fit(images, indices)
+    if len(config.mean) != images.shape[1]:
+        raise UserError(
+            f"preprocessing.mean has {len(config.mean)} figures but the images have {images.shape[1]} "
+            f"channels: give one for each"
+        )
+    scale = full_scale(images)
+    return Standardise(
+        mean=tuple(scale * value for value in config.mean), std=tuple(scale * value for value in config.std)
+    )
+
+
+def preprocessing_from_state(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Preprocessing:
+    """The opposite of `state`; KeyError or TypeError if something is missing."""
+    if values["kind"] == "zca":
+        return ZCA(tensors["mean"], tensors["matrix"], float(values["scale"]))
+    return Standardise(_figures(values["mean"]), _figures(values["std"]))
+
+
+def _figures(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def full_scale(images: Tensor) -> float:
+    """The stored value that figures for pixels from 0 to 1 call 1."""
+    return 255.0 if images.dtype == torch.uint8 else 1.0
+
+
+def _chunks(images: Tensor, indices: Tensor | None) -> Iterator[Tensor]:
+    if indices is None:
+        yield from images.split(CHUNK)
+    else:
+        # In the order of the file, in which mapped pages are read fastest.
+        for part in indices.sort().values.split(CHUNK):
+            yield images.index_select(0, part)

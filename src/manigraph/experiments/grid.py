@@ -11,12 +11,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from manigraph.catalogue import DATASETS, RECIPES
+from manigraph.build import load_dataset, split_dataset
+from manigraph.catalogue import RECIPES
 from manigraph.config import Config, as_dict, with_options
-from manigraph.data.split import draw_split
 from manigraph.errors import UserError
 from manigraph.experiments.outsiders import OUTSIDERS
 from manigraph.runs import provenance, write_json
+from manigraph.training.selection import SelectionRule
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Result:
     commit: str | None
     validation_error: float | None = None
     """Per cent; None if the run holds out no validation images."""
+    selected_on: SelectionRule = "last"
+    """How the weights of the run were chosen; `test` is not honest and is marked in every table."""
 
     def error(self, part: Literal["test", "validation"]) -> float:
         """The error on one part of the split."""
@@ -73,10 +76,8 @@ def measure(cell: Cell, runs: Path, commit: str | None = None) -> Result:
     config = cell.config()
     began = time.monotonic()
     if cell.algorithm in OUTSIDERS:
-        dataset = DATASETS.get(config.data.name)()
-        split = draw_split(
-            dataset, num_labels=cell.labels, num_validation=config.data.validation, seed=cell.seed
-        )
+        dataset = load_dataset(config.data)
+        split = split_dataset(config.data, dataset, cell.seed)
         error, calibration, digest = OUTSIDERS[cell.algorithm](dataset, split), None, split.digest
         validation_error = None
     else:
@@ -95,6 +96,7 @@ def measure(cell: Cell, runs: Path, commit: str | None = None) -> Result:
         seconds=round(time.monotonic() - began, 1),
         commit=commit,
         validation_error=validation_error,
+        selected_on=config.training.select,
     )
 
 

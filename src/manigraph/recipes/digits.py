@@ -5,12 +5,11 @@ label draws 10 to 13, and, for the balanced targets, with draw 3, the worst. `do
 tried. All methods share the settings, so that a difference in error is a difference of methods.
 """
 
-from dataclasses import fields
 from typing import Any
 
-from manigraph.catalogue import ALGORITHMS
 from manigraph.config import BackboneConfig, Config, DataConfig
-from manigraph.data.batches import AugmentationConfig
+from manigraph.data.augmentation import AugmentationConfig
+from manigraph.recipes.parts import method_config
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
 
@@ -30,13 +29,10 @@ METHOD_SETTINGS: dict[str, Any] = {
 
 def digits(algorithm: str) -> Config[Any]:
     """20 labels, small CNN, one-pixel shifts and small rotations."""
-    method = ALGORITHMS.get(algorithm)
-    known = {field.name for field in fields(method.Config)}
-    settings = {name: value for name, value in METHOD_SETTINGS.items() if name in known}
     return Config(
         algorithm=algorithm,
-        method=method.Config(**settings),
-        data=DataConfig(name="digits", labels=20),
+        method=method_config(algorithm, **METHOD_SETTINGS),
+        data=DataConfig(name="digits", labels=20, stratify="equal", validation=0),
         backbone=BackboneConfig(name="small_cnn"),
         augmentation=AugmentationConfig(translation=1, rotation=10.0, scale=0.1),
         schedule=SuperConvergence(max_learning_rate=0.1),

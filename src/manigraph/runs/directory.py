@@ -9,7 +9,7 @@ from manigraph.errors import UserError
 from manigraph.runs.files import write_json
 from manigraph.runs.provenance import provenance
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -22,10 +22,13 @@ class RunDirectory:
     |---|---|
     | `config.json` | the resolved configuration |
     | `provenance.json` | command, commit, versions, machine |
+    | `data.json` | data set, class names, shape of an image, digest of all images |
     | `split.json` | indices of labelled, unlabelled, validation and test images; their digest |
-    | `preprocessing.json` | the figures pixels are standardised with |
+    | `check.json` | what the look at the data before training found |
+    | `preprocessing.json`, `.safetensors` | how pixels become network input |
     | `metrics.jsonl` | one line per logged step: loss, terms, learning rate, momentum |
-    | `evaluations.jsonl` | one line per evaluation |
+    | `evaluations.jsonl` | one line per evaluation; `final` marks those of the weights that count |
+    | `selection.json` | which weights count: the last, or the best on validation (or, marked so, on test) |
     | `predictions.safetensors` | index, class and logits of every test image |
     | `model.safetensors` | the weights |
     | `status.json` | running, finished, interrupted or failed, and why |

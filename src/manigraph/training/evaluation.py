@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from manigraph.contract import ImageTable
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -20,12 +22,12 @@ class Evaluation:
 
 
 @torch.no_grad()
-def predict_logits(model: nn.Module, images: Tensor, batch_size: int = 512) -> Tensor:
-    """Logits of all images, in evaluation mode; the model's mode is restored afterwards."""
+def predict_logits(model: nn.Module, images: ImageTable, indices: Tensor, batch_size: int = 512) -> Tensor:
+    """Logits of the images at `indices`, in evaluation mode; the model's mode is restored afterwards."""
     was_training = model.training
     model.eval()
     try:
-        return torch.cat([model(chunk) for chunk in images.split(batch_size)])
+        return torch.cat([model(images.take(chunk)) for chunk in indices.split(batch_size)])
     finally:
         model.train(was_training)
 

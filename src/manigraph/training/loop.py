@@ -12,6 +12,7 @@ from manigraph.algorithms.base import Algorithm
 from manigraph.contract import Batch, StepContext
 from manigraph.errors import NonFiniteLossError
 from manigraph.training.schedule import SuperConvergence
+from manigraph.training.selection import SelectionRule
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,22 @@ class TrainingConfig:
     """Shorten longer gradients (over all weights) to this length; 0 means never."""
     log_every: int = 20
     """Steps between two lines of metrics."""
+    evaluate_every: int = 0
+    """Steps between two measurements of the error on validation images; 0 means at the end only."""
+    select: SelectionRule = "last"
+    """Keep the last weights, or those with the lowest error on validation images. `test` chooses on the test
+    images; the run and every table that shows it are marked as such."""
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.log_every < 1:
             raise ValueError(
                 f"training takes at least 1 step and logs every 1 or more, got {self.steps} and "
                 f"{self.log_every}"
+            )
+        if self.evaluate_every < 0 or (self.select != "last" and self.evaluate_every == 0):
+            raise ValueError(
+                f"evaluate_every must be at least 0, and above 0 to select the best weights, got "
+                f"{self.evaluate_every}"
             )
         if not 0 <= self.ema_decay < 1 or self.max_gradient_norm < 0 or self.weight_decay < 0:
             raise ValueError(
@@ -81,13 +92,24 @@ class Trainer:
             else None
         )
 
-    def run(self, batches: Iterator[Batch], on_step: Callable[[StepRecord], None]) -> None:
-        """Train to the last step; `on_step` is called with a record now and then."""
+    def run(
+        self,
+        batches: Iterator[Batch],
+        on_step: Callable[[StepRecord], None],
+        on_evaluate: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Train to the last step.
+
+        Now and then `on_step` is called with a record, and `on_evaluate` when it is time to evaluate.
+        """
         self.algorithm.train()
+        every = self.config.evaluate_every
         while self.step < self.config.steps:
             record = self.train_step(next(batches))
             if record is not None:
                 on_step(record)
+            if every and (self.step % every == 0 or self.step == self.config.steps):
+                on_evaluate()
 
     def train_step(self, batch: Batch) -> StepRecord | None:
         """One update. Nothing is changed if the loss or a gradient is not finite."""

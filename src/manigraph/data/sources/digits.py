@@ -2,13 +2,13 @@
 
 import torch
 
-from manigraph.data.sources.base import Dataset
+from manigraph.data.sources.base import Dataset, SourceRequest
 
 TEST_IMAGES = 500
 TEST_SEED = 123
 
 
-def load_digits() -> Dataset:
+def load_digits(request: SourceRequest) -> Dataset:
     """The digits with a fixed test set: the first 500 of a permutation seeded 123."""
     from sklearn.datasets import load_digits as sklearn_digits  # 0.3 s, only when asked for
 

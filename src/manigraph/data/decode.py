@@ -1,0 +1,161 @@
+"""Image files of any common kind to uint8 pixels. No torch: worker processes start in a moment.
+
+What comes out right: JPEG, PNG, WebP, BMP, TIFF and GIF (first frame); grey, palette, alpha (on white),
+CMYK, 16 bits (scaled to 8) and rotation by EXIF. What cannot be read is a `DecodeError` with the reason.
+"""
+
+import stat
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO")
+"""Pillow's readers that are used, whatever a file is called; MPO is what some cameras write as JPEG."""
+
+MAX_PIXELS = 89_478_485
+"""Where Pillow begins to warn of decompression bombs (256 MiB of RGB); here it is the limit."""
+
+GREY_MODES = frozenset({"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N"})
+SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class DecodeError(ValueError):
+    """A file that is no usable image, with the reason in a few words."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says about itself before its pixels are read."""
+
+    width: int
+    height: int
+    mode: str
+
+    @property
+    def is_grey(self) -> bool:
+        """Whether one channel holds all there is."""
+        return self.mode in GREY_MODES
+
+
+def read_header(path: Path) -> Header:
+    """Size, as it will be seen after rotation by EXIF, and mode of an image."""
+    with _opened(path) as image:
+        width, height = image.size
+        if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # orientations that swap the sides
+            width, height = height, width
+        return Header(width, height, image.mode)
+
+
+def read_pixels(path: Path, size: tuple[int, int], *, grey: bool) -> npt.NDArray[np.uint8]:
+    """An image as (channels, height, width), resized to cover `size` = (height, width) and cropped to it.
+
+    The middle is kept; one channel if `grey`, else three.
+    """
+    height, width = size
+    with _opened(path) as image:
+        if image.format == "JPEG":
+            # Decodes large photographs at 1/2, 1/4 or 1/8, never below twice what is needed.
+            image.draft(None, (2 * max(size), 2 * max(size)))
+        upright = ImageOps.exif_transpose(image)
+        plain = _without_alpha(_eight_bits(upright), "L" if grey else "RGB")
+        if plain.size != (width, height):
+            plain = ImageOps.fit(plain, (width, height), Image.Resampling.BICUBIC)
+        pixels = np.asarray(plain, dtype=np.uint8)
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+
+def headers_of(files: Sequence[tuple[K, Path]]) -> list[tuple[K, Header | str]]:
+    """For each file its header, or in a few words why it has none."""
+    return [(key, _attempt(read_header, path)) for key, path in files]
+
+
+def pixels_of(
+    files: Sequence[tuple[K, Path]], shape: tuple[int, int, int]
+) -> list[tuple[K, npt.NDArray[np.uint8] | str]]:
+    """For each file its pixels in the given shape, or in a few words why it has none."""
+    channels, height, width = shape
+    read = partial(read_pixels, size=(height, width), grey=channels == 1)
+    return [(key, _attempt(read, path)) for key, path in files]
+
+
+def _attempt(read: Callable[[Path], T], path: Path) -> T | str:
+    try:
+        return read(path)
+    except DecodeError as error:
+        return str(error)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Opens an image and turns whatever goes wrong with it inside the block into a `DecodeError`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # damaged metadata, say: the pixels are what counts
+        try:
+            with _open(path) as image:
+                yield image
+        except Exception as error:  # Pillow's readers raise many kinds
+            raise DecodeError(_reason(error)) from error
+
+
+def _open(path: Path) -> Image.Image:
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise DecodeError("a folder, not an image")
+    if not stat.S_ISREG(status.st_mode):
+        raise DecodeError("not a regular file")
+    if status.st_size == 0:
+        raise DecodeError("empty file")
+    image = Image.open(path, formats=FORMATS)
+    if image.width * image.height > MAX_PIXELS:
+        image.close()
+        raise DecodeError(f"more than {MAX_PIXELS // 10**6} million pixels")
+    return image
+
+
+def _reason(error: Exception) -> str:
+    """In a few words, without the path, which stands beside it."""
+    if isinstance(error, DecodeError):
+        return str(error)
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image that can be read"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more than {MAX_PIXELS // 10**6} million pixels"
+    if isinstance(error, FileNotFoundError):
+        return "broken link"
+    if isinstance(error, PermissionError):
+        return "no permission to read it"
+    if isinstance(error, MemoryError):
+        return "too large for the memory"
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return "damaged: " + " ".join(text.split())[:120]
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey scaled to 8 bits; other deep pixels have no agreed range and are refused."""
+    if image.mode in SIXTEEN_BITS:
+        values = np.asarray(image).astype(np.uint32)
+        return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DecodeError("32-bit pixels have no agreed range: save it with 8 or 16 bits")
+    return image
+
+
+def _without_alpha(image: Image.Image, mode: str) -> Image.Image:
+    """In mode L or RGB; what is transparent shows white."""
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert(mode)

@@ -1,0 +1,36 @@
+"""Images ready for the network, taken by index."""
+
+import torch
+from torch import Tensor
+
+from manigraph.data.cache import Progress, silent
+from manigraph.data.preprocessing import Preprocessing
+
+MEMORY_FOR_PREPARED = 2 << 30
+"""Bytes up to which costly preprocessing is done once and its result kept as float32."""
+
+
+class PreparedImages:
+    """Stored images with their preprocessing, which happens when images are taken.
+
+    The images stay as they are stored (one byte a value, perhaps mapped from a file), so a large data
+    set needs little memory. Whitening costs a matrix product for each image: where the result fits, it
+    is computed once.
+    """
+
+    def __init__(self, images: Tensor, preprocessing: Preprocessing, progress: Progress = silent) -> None:
+        self._images = images
+        self._preprocessing = preprocessing
+        self._ready: Tensor | None = None
+        if preprocessing.is_costly and 4 * images.numel() <= MEMORY_FOR_PREPARED:
+            self._ready = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+            for start in range(0, len(images), 1024):
+                part = slice(start, start + 1024)
+                self._ready[part] = preprocessing(images[part])
+                progress("whitening images", min(start + 1024, len(images)), len(images))
+
+    def take(self, indices: Tensor) -> Tensor:
+        """Preprocessed images; `index_select` copies whole images, 14 times as fast as indexing."""
+        if self._ready is not None:
+            return self._ready.index_select(0, indices)
+        return self._preprocessing(self._images.index_select(0, indices))

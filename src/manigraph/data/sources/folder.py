@@ -1,0 +1,270 @@
+"""Your own images: a folder, decoded once into a file of pixels that is mapped into memory."""
+
+import json
+import shutil
+import statistics
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from manigraph.data.cache import Fingerprints, Progress, combined_digest, remember
+from manigraph.data.decode import DecodeError, Header, headers_of, pixels_of, read_header
+from manigraph.data.listing import Item, Listing, list_images, printable
+from manigraph.data.pixels import IMAGES_FILE, create_pixels, map_pixels
+from manigraph.data.sources.base import UNLABELLED, Dataset, Problem, SourceRequest
+from manigraph.errors import UserError
+
+VERSION = 1
+"""Part of the key of decoded pixels: raise it when decoding changes."""
+
+MIN_SIDE = 8
+"""What the networks need."""
+
+MAX_NATURAL_SIDE = 64
+"""Images up to this size keep it if they all have the same; larger ones are made this size."""
+
+CHUNK = 64
+"""Files in one piece of work for a decoding process."""
+
+MIN_PARALLEL_CHUNKS = 8
+"""With less to do, starting processes takes longer than the work."""
+
+ABOUT_FILE = "about.json"
+
+K = TypeVar("K")
+
+
+def load_folder(request: SourceRequest) -> Dataset:
+    """The images of a folder with their classes; see `manigraph.data.listing` for how to lay it out."""
+    if request.path is None:
+        raise UserError("name the folder of your images, as in `manigraph train PATH`")
+    if request.image_size is not None and request.image_size < MIN_SIDE:
+        raise UserError(f"data.image_size must be at least {MIN_SIDE} pixels, got {request.image_size}")
+    listing = list_images(request.path)
+    if not listing.items:
+        raise UserError(
+            f"there are no images in '{request.path}': it should hold one folder for each class and a folder "
+            f"'unlabelled', or images and a CSV with path,label"
+        )
+    fingerprints = Fingerprints(request.locations.cache, listing.root)
+    digests = fingerprints.digests([item.name for item in listing.items], request.progress)
+    problems = list(listing.problems)
+    files: list[_File] = []
+    for item, digest in zip(listing.items, digests, strict=True):
+        if isinstance(digest, str):
+            files.append(_File(item, digest, listing.root / item.name))
+        else:
+            problems.append(Problem(item.name, _why_unreadable(listing.root / item.name, digest)))
+    decoded = _decode(files, request, fingerprints)
+    return _dataset(listing, files, decoded, problems)
+
+
+@dataclass(frozen=True)
+class _File:
+    """An image file whose bytes could be read."""
+
+    item: Item
+    digest: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """A folder of decoded pixels: one row for each file that is a usable image, in their order."""
+
+    folder: Path
+    digests: list[str]
+    headers: list[Header]
+    shape: tuple[int, int, int]
+    problems: dict[str, str]
+    """Digest of a file to what is wrong with it."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "_Decoded":
+        about = json.loads((folder / ABOUT_FILE).read_text(encoding="ascii"))
+        channels, height, width = about["shape"]
+        headers = [Header(*header) for header in about["headers"]]
+        return cls(folder, about["digests"], headers, (channels, height, width), about["problems"])
+
+
+def _why_unreadable(path: Path, error: OSError) -> str:
+    try:
+        read_header(path)
+    except DecodeError as reason:
+        return str(reason)
+    return f"cannot be read: {error.strerror or error}"
+
+
+def _decode(files: Sequence[_File], request: SourceRequest, fingerprints: Fingerprints) -> _Decoded:
+    """The pixels of all files, decoded now if the folder holds anything that is new."""
+    size, progress = request.image_size, request.progress
+    key = combined_digest("images", VERSION, size, [file.digest for file in files])
+    cache = request.locations.cache / "decoded"
+    last = fingerprints.last_key(size)
+    previous = None
+    if last is not None and last != key and (cache / last / ABOUT_FILE).is_file():
+        previous = _Decoded.read(cache / last)
+    folder = remember(cache, key, lambda folder: _build(folder, files, size, previous, progress))
+    if last != key:
+        fingerprints.set_last_key(size, key)
+        if previous is not None:
+            # What was still of use has been copied; processes that map the old file keep it.
+            shutil.rmtree(previous.folder, ignore_errors=True)
+    return _Decoded.read(folder)
+
+
+def _build(
+    folder: Path,
+    files: Sequence[_File],
+    image_size: int | None,
+    previous: _Decoded | None,
+    progress: Progress,
+) -> None:
+    """Decode into `folder`; what `previous` holds of the same files is copied."""
+    headers = _headers(files, previous, progress)
+    problems = {digest: found for digest, found in headers.items() if isinstance(found, str)}
+    images = [(file, header) for file in files if isinstance(header := headers[file.digest], Header)]
+    shape = _shape([header for _, header in images], image_size)
+
+    pixels = create_pixels(folder, (len(images), *shape))
+    copied: set[int] = set()
+    if previous is not None and previous.shape == shape:
+        old, row_of = map_pixels(previous.folder).numpy(), {d: row for row, d in enumerate(previous.digests)}
+        for row, (file, _) in enumerate(images):
+            if file.digest in row_of:
+                pixels[row] = old[row_of[file.digest]]
+                copied.add(row)
+    wanted = [(row, file.path) for row, (file, _) in enumerate(images) if row not in copied]
+    failed: set[int] = set()
+    for row, result in _in_parallel(pixels_of, wanted, "decoding images", progress, shape):
+        if isinstance(result, str):
+            problems[images[row][0].digest] = result
+            failed.add(row)
+        else:
+            pixels[row] = result
+    pixels.flush()
+    if failed:
+        _remove_rows(folder, pixels, failed)
+        images = [image for row, image in enumerate(images) if row not in failed]
+    about = {
+        "shape": shape,
+        "digests": [file.digest for file, _ in images],
+        "headers": [[header.width, header.height, header.mode] for _, header in images],
+        "problems": problems,
+    }
+    (folder / ABOUT_FILE).write_text(json.dumps(about), encoding="ascii")
+
+
+def _headers(
+    files: Sequence[_File], previous: _Decoded | None, progress: Progress
+) -> dict[str, Header | str]:
+    """By digest: size and mode of an image, or what is wrong with the file."""
+    found: dict[str, Header | str] = {}
+    if previous is not None:
+        found.update(zip(previous.digests, previous.headers, strict=True))
+    wanted = [(file.digest, file.path) for file in files if file.digest not in found]
+    found.update(_in_parallel(headers_of, wanted, "looking at images", progress))
+    return found
+
+
+def _shape(headers: Sequence[Header], image_size: int | None) -> tuple[int, int, int]:
+    """Channels, height and width that all images get."""
+    channels = 1 if headers and all(header.is_grey for header in headers) else 3
+    if image_size is not None or not headers:
+        return channels, image_size or MIN_SIDE, image_size or MIN_SIDE
+    height, width = headers[0].height, headers[0].width
+    same = all((header.height, header.width) == (height, width) for header in headers)
+    if same and min(height, width) >= MIN_SIDE and max(height, width) <= MAX_NATURAL_SIDE:
+        return channels, height, width
+    typical = statistics.median_low(min(header.height, header.width) for header in headers)
+    side = max(MIN_SIDE, min(MAX_NATURAL_SIDE, typical // 4 * 4))
+    return channels, side, side
+
+
+def _remove_rows(folder: Path, pixels: np.memmap[Any, np.dtype[np.uint8]], failed: set[int]) -> None:
+    """Write the file again without the rows of images that turned out damaged."""
+    aside = folder / "aside"
+    aside.mkdir()
+    (folder / IMAGES_FILE).rename(aside / IMAGES_FILE)
+    keep = [row for row in range(len(pixels)) if row not in failed]
+    compact = create_pixels(folder, (len(keep), *pixels.shape[1:]))
+    for new, row in enumerate(keep):
+        compact[new] = pixels[row]
+    compact.flush()
+    shutil.rmtree(aside)
+
+
+def _in_parallel(
+    work: Callable[..., list[tuple[K, Any]]],
+    files: Sequence[tuple[K, Path]],
+    what: str,
+    progress: Progress,
+    *settings: Any,
+) -> Iterator[tuple[K, Any]]:
+    """`work` on chunks of `files`, in other processes if there is enough to do."""
+    chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
+    done = 0
+    for results in _worked(work, chunks, settings):
+        yield from results
+        done += len(results)
+        progress(what, done, len(files))
+
+
+def _worked(
+    work: Callable[..., list[Any]], chunks: Sequence[Any], settings: tuple[Any, ...]
+) -> Iterator[list[Any]]:
+    if len(chunks) < MIN_PARALLEL_CHUNKS:
+        yield from (work(chunk, *settings) for chunk in chunks)
+        return
+    # joblib's workers do not run the caller's script again, as those of multiprocessing do.
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    parallel = Parallel(n_jobs=-1, return_as="generator", max_nbytes=None, batch_size=1)
+    try:
+        yield from parallel(delayed(work)(chunk, *settings) for chunk in chunks)
+    except TerminatedWorkerError:
+        raise UserError(
+            "a process that decodes images was killed, perhaps for lack of memory: close other programs or "
+            "remove the largest images, and try again"
+        ) from None
+
+
+def _dataset(listing: Listing, files: Sequence[_File], decoded: _Decoded, problems: list[Problem]) -> Dataset:
+    items = [file.item for file in files if file.digest not in decoded.problems]
+    problems += [
+        Problem(file.item.name, decoded.problems[file.digest])
+        for file in files
+        if file.digest in decoded.problems
+    ]
+    names = _sorted_labels({item.label for item in items if item.label is not None})
+    number: dict[str | None, int] = {None: UNLABELLED, **{name: c for c, name in enumerate(names)}}
+    parts = {
+        part: torch.tensor([i for i, item in enumerate(items) if item.part == part], dtype=torch.long)
+        for part in ("train", "validation", "test")
+    }
+    listed = {item.label for item in listing.items if item.label is not None} | set(listing.empty_folders)
+    return Dataset(
+        name=printable(listing.root.resolve().name) or "images",
+        images=map_pixels(decoded.folder),
+        classes=torch.tensor([number[item.label] for item in items], dtype=torch.long),
+        class_names=[printable(name) for name in names],
+        paths=[printable(item.name) for item in items],
+        problems=sorted((Problem(printable(p.path), p.reason) for p in problems), key=lambda p: p.path),
+        remarks=listing.remarks,
+        lost_classes=sorted(printable(name) for name in listed - set(names)),
+        original_formats=Counter(f"{h.width}x{h.height} {h.mode}" for h in decoded.headers),
+        **parts,
+    )
+
+
+def _sorted_labels(labels: Collection[str]) -> list[str]:
+    """Numbers by value, anything else by name."""
+    if all(label.isdecimal() for label in labels):
+        return sorted(labels, key=lambda label: (int(label), label))
+    return sorted(labels)

@@ -1,0 +1,36 @@
+"""Which weights of a run count: the last ones, or the best of some that were looked at on the way."""
+
+import copy
+from typing import Any, Literal
+
+from torch import Tensor
+
+from manigraph.algorithms.base import Algorithm
+
+SelectionRule = Literal["last", "validation", "test"]
+
+CHOSEN_ON_TEST = "chosen on test images: too good, not an estimate for new images"
+
+
+class Selection:
+    """Keeps the weights with the lowest error so far; the first of equals."""
+
+    def __init__(self, rule: SelectionRule) -> None:
+        self.rule = rule
+        self.step: int | None = None
+        self.error = float("inf")
+        self._weights: dict[str, Tensor] = {}
+
+    def consider(self, step: int, error: float, algorithm: Algorithm[Any]) -> None:
+        """Remember these weights if they are better than all before."""
+        if error < self.error:
+            self.step, self.error = step, error
+            self._weights = {name: value.detach().clone() for name, value in algorithm.state_dict().items()}
+
+    def chosen(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
+        """A copy of the algorithm with the chosen weights; the algorithm itself if nothing was considered."""
+        if self.step is None:
+            return algorithm
+        chosen = copy.deepcopy(algorithm)
+        chosen.load_state_dict(self._weights)
+        return chosen
