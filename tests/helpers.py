@@ -81,8 +81,11 @@ class Table:
     def __init__(self, images: Tensor) -> None:
         self.images = images
 
-    def take(self, indices: Tensor) -> Tensor:
+    def stored(self, indices: Tensor) -> Tensor:
         return self.images[indices]
+
+    def prepare(self, images: Tensor) -> Tensor:
+        return images
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

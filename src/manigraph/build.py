@@ -39,8 +39,9 @@ def load_dataset(
     config: DataConfig, locations: Locations | None = None, progress: Progress = silent
 ) -> Dataset:
     """The images that a configuration names."""
-    if config.path and config.name != "folder":
-        raise UserError(f"data.path is for your own images (data.name folder), not for {config.name}")
+    if config.name != "folder" and (config.path or config.image_size is not None):
+        option = "path" if config.path else "image_size"
+        raise UserError(f"data.{option} is for your own images (data.name folder), not for {config.name}")
     request = SourceRequest(
         locations=locations or Locations.default(),
         path=Path(config.path) if config.path else None,

@@ -12,10 +12,18 @@ ViewKind = Literal["plain", "weak"]
 
 
 class ImageTable(Protocol):
-    """Something that gives network input for indices into a data set."""
+    """Gives images by their index in a data set.
 
-    def take(self, indices: Tensor) -> Tensor:
-        """(B,) indices to (B, ...) float images."""
+    Random changes are made between `stored` and `prepare`: on bytes, if preprocessing treats every pixel
+    alike, which takes a quarter of the memory traffic.
+    """
+
+    def stored(self, indices: Tensor) -> Tensor:
+        """(B,) indices to (B, ...) images as they may be shifted, mirrored, turned."""
+        ...
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """What `stored` gave, perhaps changed, to float network input."""
         ...
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from manigraph.data import prepared
+from manigraph.data.augmentation import Padding, shift_and_flip
 from manigraph.data.prepared import PreparedImages
 from manigraph.data.preprocessing import (
     ZCA,
@@ -148,5 +149,16 @@ def test_prepared_images_are_the_preprocessed_ones(
     x = natural_images(count=1500)
     config = PreprocessingConfig(kind=kind)  # type: ignore[arg-type]
     fitted = fit_preprocessing(config, x, torch.arange(1000))
-    taken = PreparedImages(x, fitted).take(torch.tensor([1400, 3, 3]))
-    assert torch.allclose(taken, fitted(x[[1400, 3, 3]]), atol=1e-5)
+    prepared_images = PreparedImages(x, fitted)
+    stored = prepared_images.stored(torch.tensor([1400, 3, 3]))
+    assert torch.allclose(prepared_images.prepare(stored), fitted(x[[1400, 3, 3]]), atol=1e-5)
+    # Whitening mixes pixels, so it must come before a shift; what treats pixels alike may come after.
+    assert (stored.dtype == torch.uint8) == (kind == "standardise")
+
+
+@pytest.mark.parametrize("padding", ["edge", "reflect"])
+def test_standardising_a_shifted_image_is_shifting_the_standardised_one(padding: Padding) -> None:
+    x = natural_images()
+    fitted = Standardise.fit(x)
+    shifted = fitted(shift_and_flip(x, 2, seeded(), mirror=True, padding=padding))
+    assert torch.equal(shifted, shift_and_flip(fitted(x), 2, seeded(), mirror=True, padding=padding))

@@ -22,7 +22,7 @@ Look at a data set and its split before training: images and labels of each clas
 that cannot be read, exact copies between labelled, unlabelled, validation and test images, classes with
 too few labels, imbalance, and what to do about each. Exit code 1 if training would be wrong.
 
-  manigraph check photos/
+  manigraph check photos/ --montage montage.png
   manigraph check photos/labels.csv --data.labels 100 --json
   manigraph check svhn
 
@@ -49,6 +49,7 @@ def run(arguments: list[str]) -> int:
     from manigraph.cli.display import data_progress
     from manigraph.config import DataConfig
     from manigraph.data.locations import Locations
+    from manigraph.data.montage import save_montage
 
     @dataclass(frozen=True)
     class CheckOptions:
@@ -59,6 +60,8 @@ def run(arguments: list[str]) -> int:
         """Seed of the split."""
         data_dir: Path | None = None
         """Folder of the data sets; by default MANIGRAPH_DATA, else the user's cache folder."""
+        montage: Path | None = None
+        """PNG file to write, with ten images of each class, to see whether they were read right."""
         json: bool = False
         """Print JSON, with the names of all files concerned."""
 
@@ -67,6 +70,8 @@ def run(arguments: list[str]) -> int:
     with data_progress() as progress:
         dataset = load_dataset(options.data, Locations.default(options.data_dir), progress)
     _, check = check_dataset(options.data, dataset, options.seed)
+    if options.montage is not None:
+        save_montage(dataset, options.montage)
     if options.json:
         print(json.dumps(check.as_dict(), indent=2))
     else:
@@ -89,10 +94,11 @@ def print_check(check: "Check") -> None:
     if check.classes:
         table = Table(box=None, pad_edge=False)
         table.add_column("class", style="cyan")
-        for column in ("labelled", "validation", "test"):
+        for column in ("images", "labelled", "validation", "test"):
             table.add_column(column, justify="right")
         for row in check.classes:
-            table.add_row(row.name, str(row.labelled), str(row.validation), str(row.test))
+            counts = (row.images, row.labelled, row.validation, row.test)
+            table.add_row(row.name, *(str(count) for count in counts))
         console.print(table)
     for finding in check.findings:
         style = STYLES[finding.severity]
@@ -101,8 +107,8 @@ def print_check(check: "Check") -> None:
         for example in finding.examples[:EXAMPLES]:
             console.print(f"    {example}", highlight=False, markup=False, soft_wrap=True)
         if len(finding.examples) > EXAMPLES:
-            more = len(finding.examples) - EXAMPLES
-            console.print(f"    … and {more} more (--json names all)", highlight=False)
+            hidden = len(finding.examples) - EXAMPLES
+            console.print(f"    … and {hidden} more (--json names all)", highlight=False)
         console.print(f"  → {finding.suggestion}", highlight=False, markup=False, soft_wrap=True)
     if not check.findings:
         console.print("nothing to complain about", highlight=False)

@@ -47,8 +47,15 @@ class DataProgress:
 def data_progress() -> Iterator[DataProgress]:
     """For commands that read data but do not train; on stderr, so that JSON can be piped."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
         yield DataProgress(console, progress)
 
 

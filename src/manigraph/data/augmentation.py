@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Padding = Literal["edge", "reflect", "zero"]
+Padding = Literal["edge", "reflect"]
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,7 @@ class AugmentationConfig:
     translation: int = 2
     """Largest shift in whole pixels, in each direction."""
     padding: Padding = "edge"
-    """What a shift brings in at the border: the edge repeated, the image mirrored, or zeros (after
-    preprocessing, so the mean)."""
+    """What a shift brings in at the border: the edge repeated, or the image mirrored."""
     flip: bool = False
     """Mirror half of the images left to right."""
     rotation: float = 0.0
@@ -52,7 +51,8 @@ def shift_and_flip(
 ) -> Tensor:
     """Shift each image by up to `max_pixels` whole pixels, then mirror half of them left to right.
 
-    One gather for the batch: each image has one list of source pixels, which its channels share.
+    Rows get a border on both sides; a shifted row is then a window of consecutive pixels, and whole rows
+    are copied.
     """
     if max_pixels == 0 and not mirror:
         return images
@@ -61,34 +61,44 @@ def shift_and_flip(
         raise ValueError(
             f"mirrored borders need shifts below the image's {min(H, W)} pixels, got {max_pixels}"
         )
-    device = images.device
-    rows = torch.arange(H, device=device).expand(B, H)
-    columns = torch.arange(W, device=device).expand(B, W)
-    shift = torch.zeros(2, B, 1, dtype=torch.long, device=device)
-    if max_pixels:
-        shift = torch.randint(-max_pixels, max_pixels + 1, (2, B, 1), generator=generator, device=device)
+    device, border = images.device, max_pixels
+    down = right = torch.zeros((B, 1), dtype=torch.long, device=device)
+    if border:
+        down, right = torch.randint(-border, border + 1, (2, B, 1), generator=generator, device=device)
     if mirror:
+        # Mirrored first and then shifted the other way, which is the same. Choosing whole images from both
+        # kinds takes a tenth of the time of `torch.where` on bytes.
         mirrored = torch.rand((B, 1), generator=generator, device=device) < 0.5
-        columns = torch.where(mirrored, W - 1 - columns, columns)
-    rows, columns = rows + shift[0], columns + shift[1]  # (B, H), (B, W); may point outside
-    source = _inside(rows, H, padding).unsqueeze(2) * W + _inside(columns, W, padding).unsqueeze(1)
-    shifted = images.reshape(B, C, H * W).gather(2, source.view(B, 1, H * W).expand(B, C, H * W))
-    shifted = shifted.view(B, C, H, W)
-    if padding == "zero":
-        known = _is_inside(rows, H).unsqueeze(2) & _is_inside(columns, W).unsqueeze(1)  # (B, H, W)
-        shifted = shifted * known.unsqueeze(1)
-    return shifted
+        right = torch.where(mirrored, -right, right)
+        both = torch.cat([images, images.flip(3)])
+        images = both.index_select(0, torch.arange(B, device=device) + B * mirrored.view(B))
+    if border == 0:
+        return images
+    wide = _with_borders(images, border, padding)  # (B, C, H, W + 2 border)
+    rows = _inside(torch.arange(H, device=device) + down, H, padding)  # (B, H)
+    row_starts = rows * wide.shape[3] + (right + border)
+    plane_starts = (torch.arange(B * C, device=device) * wide[0, 0].numel()).view(B, C, 1)
+    windows = wide.view(-1).as_strided((wide.numel() - W + 1, W), (1, 1))
+    return windows.index_select(0, (row_starts.unsqueeze(1) + plane_starts).view(-1)).view(B, C, H, W)
 
 
-def _inside(positions: Tensor, size: int, padding: Padding) -> Tensor:
-    """Positions brought back between 0 and size - 1: onto the edge, or mirrored at it."""
+def _with_borders(images: Tensor, border: int, padding: Padding) -> Tensor:
+    """Images with `border` more columns on either side."""
+    B, C, H, W = images.shape
+    wide = images.new_empty(B, C, H, W + 2 * border)
+    wide[..., border:-border] = images
+    for distance in range(1, border + 1):  # column by column: three times as fast as all at once
+        inward = 0 if padding == "edge" else distance
+        wide[..., border - distance] = images[..., inward]
+        wide[..., border + W - 1 + distance] = images[..., W - 1 - inward]
+    return wide
+
+
+def _inside(rows: Tensor, size: int, padding: Padding) -> Tensor:
+    """Row numbers brought back between 0 and size - 1: onto the edge, or mirrored at it."""
     if padding == "reflect":
-        return (size - 1) - (size - 1 - positions.abs()).abs()
-    return positions.clamp(0, size - 1)
-
-
-def _is_inside(positions: Tensor, size: int) -> Tensor:
-    return (positions >= 0) & (positions < size)
+        return (size - 1) - (size - 1 - rows.abs()).abs()
+    return rows.clamp(0, size - 1)
 
 
 def rotate_and_scale(
@@ -105,4 +115,4 @@ def rotate_and_scale(
     # The grid runs from -1 to 1 along both sides, so what turns rows into columns carries their ratio.
     matrix = torch.stack([cosine, -sine * (H / W), zero, sine * (W / H), cosine, zero], dim=1)
     grid = F.affine_grid(matrix.view(B, 2, 3), list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    return F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)

@@ -54,7 +54,7 @@ class BatchStream(Iterator[Batch]):
     """Batches without end, with the views a method asked for.
 
     Args:
-        images: Gives preprocessed images by index.
+        images: Gives images by index, and prepares views of them for the network.
         classes: Classes of all images; only those of labelled images are read.
         labelled: Indices of labelled images.
         unlabelled: Indices of unlabelled images.
@@ -84,8 +84,8 @@ class BatchStream(Iterator[Batch]):
         self._batch = batch
         self._generator = generator
         self._make: Mapping[ViewKind, Callable[[Tensor], Tensor]] = {
-            "plain": lambda chosen: chosen,
-            "weak": lambda chosen: augment(chosen, augmentation, generator),
+            "plain": images.prepare,
+            "weak": lambda stored: images.prepare(augment(stored, augmentation, generator)),
         }
         self._streams = {"labelled": IndexStream(labelled, generator)}
         if request.unlabelled:
@@ -98,15 +98,15 @@ class BatchStream(Iterator[Batch]):
     def __next__(self) -> Batch:
         request, make = self._request, self._make
         chosen = self._streams["labelled"].take(self._batch.labelled)
-        labelled = self._images.take(chosen)
+        labelled = self._images.stored(chosen)
         unlabelled_views: dict[str, Tensor] = {}
         if request.unlabelled:
-            unlabelled = self._images.take(self._streams["unlabelled"].take(self._batch.unlabelled))
+            unlabelled = self._images.stored(self._streams["unlabelled"].take(self._batch.unlabelled))
             unlabelled_views = {name: make[kind](unlabelled) for name, kind in request.unlabelled.items()}
         class_images = None
         if self._class_streams:
             taken = [stream.take(request.images_per_class) for stream in self._class_streams.values()]
-            class_images = make["weak"](self._images.take(torch.cat(taken)))
+            class_images = make["weak"](self._images.stored(torch.cat(taken)))
         return Batch(
             labelled={name: make[kind](labelled) for name, kind in request.labelled.items()},
             labels=self._classes[chosen],

@@ -83,9 +83,10 @@ class Fingerprints:
             found[name] = [*status, digest]
             results.append(digest)
             if count % 256 == 255:
-                progress("reading files", count + 1, len(names))
-        if found != known:
-            self._write(found)
+                progress("checking files", count + 1, len(names))
+        together = known | found  # another data set may have files in the same folder
+        if together != known:
+            self._write(together)
         return results
 
     def last_key(self, image_size: int | None) -> str | None:

@@ -38,6 +38,8 @@ class ClassCounts:
     """How many images of one class are where."""
 
     name: str
+    images: int
+    """All images known to be of this class, whether the split shows their class or not."""
     labelled: int
     validation: int
     test: int
@@ -80,8 +82,11 @@ def check_data(
     findings = [*_about_files(dataset), *_about_classes(dataset)]
     if split is None:
         if not any(finding.severity == "error" for finding in findings):
-            what, _, way_out = split_problem.partition(": ")
-            findings.append(Finding("error", "no_split", what, way_out or "change the numbers of images"))
+            # The way out comes last; what is wrong may name a class or a file with a colon.
+            what, colon, way_out = split_problem.rpartition(": ")
+            if not colon:
+                what, way_out = split_problem or "no split can be drawn", "change the numbers of images"
+            findings.append(Finding("error", "no_split", what, way_out))
     else:
         findings += _about_labels(dataset, split)
         findings += _about_parts(split, needs_unlabelled)
@@ -158,6 +163,8 @@ def _about_classes(dataset: Dataset) -> Iterator[Finding]:
 def _about_labels(dataset: Dataset, split: Split) -> Iterator[Finding]:
     counts = _counts(dataset, split.labelled)
     names = dataset.class_names
+    if not names:
+        return
     missing = [name for name, count in zip(names, counts, strict=True) if count == 0]
     if missing:
         yield Finding(
@@ -238,14 +245,19 @@ def _about_copies(dataset: Dataset, split: Split) -> Iterator[Finding]:
             continue
         leaks = first == "labelled" and second in ("validation", "test")
         much = len(copies) > HARMLESS_SHARE * len(parts[second])
+        severity: Severity = "note"
+        if leaks:
+            severity = "error" if much else "warning"
+        elif much and second in ("validation", "test"):
+            severity = "warning"
         yield Finding(
-            "error" if leaks and much else "warning" if second in ("validation", "test") and much else "note",
+            severity,
             f"copies_{first}_{second}",
             f"{len(copies)} of {len(parts[second])} {second} images are exact copies of {first} ones",
             f"remove them from {second}: their error would look too good"
             if leaks
             else "remove the copies if the result must be strict",
-            [_pair(dataset, parts[first], int(copy)) for copy in copies],
+            _pairs(dataset, parts[first], copies),
         )
     yield from _about_contradictions(dataset, split.labelled)
 
@@ -257,11 +269,7 @@ def _about_contradictions(dataset: Dataset, labelled: Tensor) -> Iterator[Findin
     for index in labelled.tolist():
         other = seen.setdefault(int(dataset.content_ids[index]), index)
         if dataset.classes[other] != dataset.classes[index]:
-            a, b = (
-                f"{_name(dataset, i)} as '{dataset.class_names[int(dataset.classes[i])]}'"
-                for i in (other, index)
-            )
-            pairs.append(f"{a} and {b}")
+            pairs.append(f"{_labelled_name(dataset, other)} and {_labelled_name(dataset, index)}")
     if pairs:
         much = len(pairs) > HARMLESS_SHARE * len(labelled)
         yield Finding(
@@ -273,9 +281,16 @@ def _about_contradictions(dataset: Dataset, labelled: Tensor) -> Iterator[Findin
         )
 
 
-def _pair(dataset: Dataset, among: Tensor, copy: int) -> str:
-    original = among[dataset.content_ids[among] == dataset.content_ids[copy]][0]
-    return f"{_name(dataset, copy)} = {_name(dataset, int(original))}"
+def _pairs(dataset: Dataset, among: Tensor, copies: Tensor) -> list[str]:
+    """Each copy with the first image among the others that shows the same."""
+    originals: dict[int, int] = {}
+    for content, index in zip(dataset.content_ids[among].tolist(), among.tolist(), strict=True):
+        originals.setdefault(content, index)
+    contents = dataset.content_ids[copies].tolist()
+    return [
+        f"{_name(dataset, copy)} = {_name(dataset, originals[content])}"
+        for copy, content in zip(copies.tolist(), contents, strict=True)
+    ]
 
 
 def _name(dataset: Dataset, index: int) -> str:
@@ -297,7 +312,9 @@ def _counts(dataset: Dataset, indices: Tensor) -> list[int]:
 
 
 def _class_counts(dataset: Dataset, split: Split) -> list[ClassCounts]:
-    columns = (_counts(dataset, part) for part in (split.labelled, split.validation, split.test))
+    everything = torch.arange(len(dataset.images))
+    parts = (everything, split.labelled, split.validation, split.test)
+    columns = (_counts(dataset, part) for part in parts)
     return [
         ClassCounts(name, *counts)
         for name, counts in zip(dataset.class_names, zip(*columns, strict=True), strict=True)

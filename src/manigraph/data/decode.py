@@ -18,8 +18,8 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "MPO")
-"""Pillow's readers that are used, whatever a file is called; MPO is what some cameras write as JPEG."""
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+"""Pillow's readers that are used, whatever a file is called."""
 
 MAX_PIXELS = 89_478_485
 """Where Pillow begins to warn of decompression bombs (256 MiB of RGB); here it is the limit."""
@@ -53,7 +53,8 @@ def read_header(path: Path) -> Header:
     """Size, as it will be seen after rotation by EXIF, and mode of an image."""
     with _opened(path) as image:
         width, height = image.size
-        if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # orientations that swap the sides
+        # Orientations that swap the sides; of a TIFF, Pillow has told the upright size already.
+        if image.format != "TIFF" and image.getexif().get(0x0112, 1) in (5, 6, 7, 8):
             width, height = height, width
         return Header(width, height, image.mode)
 

@@ -27,7 +27,7 @@ def predict_logits(model: nn.Module, images: ImageTable, indices: Tensor, batch_
     was_training = model.training
     model.eval()
     try:
-        return torch.cat([model(images.take(chunk)) for chunk in indices.split(batch_size)])
+        return torch.cat([model(images.prepare(images.stored(chunk))) for chunk in indices.split(batch_size)])
     finally:
         model.train(was_training)
 

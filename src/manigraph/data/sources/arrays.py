@@ -10,7 +10,8 @@ from torch import Tensor
 from manigraph.data.sources.base import UNLABELLED, Dataset
 from manigraph.errors import UserError
 
-CHANNELS = (1, 3, 4)
+CHANNELS = (1, 2, 3, 4)
+"""What the convolutional networks take."""
 
 
 def from_arrays(
@@ -26,7 +27,8 @@ def from_arrays(
 
     Args:
         images: (N, height, width), (N, height, width, channels), (N, channels, height, width) or vectors
-            (N, size). Pixels are uint8, or floats from 0 to 1; vectors are floats.
+            (N, size). Pixels are uint8, or floats from 0 to 1; vectors are floats. Where the shape fits both
+            orders of channels, arrays have them last and tensors first.
         classes: (N,) whole numbers from 0; -1 where the class is not known.
         test_images: Images only for testing, of the same shape.
         test_classes: Their classes, all known.
@@ -36,6 +38,8 @@ def from_arrays(
     train, numbers = stored_images(images), _classes(classes, "classes")
     _same_length(train, numbers, "images", "classes")
     everything, all_numbers = train, numbers
+    if (test_images is None) != (test_classes is None):
+        raise UserError("test_images and test_classes go together: give both or neither")
     if test_images is not None:
         test, test_numbers = stored_images(test_images), _classes(test_classes, "test_classes")
         _same_length(test, test_numbers, "test_images", "test_classes")
@@ -48,6 +52,11 @@ def from_arrays(
             raise UserError("test_classes holds -1: every test image needs its class")
         everything, all_numbers = torch.cat([train, test]), torch.cat([numbers, test_numbers])
     num_classes = int(all_numbers.max()) + 1 if len(all_numbers) else 0
+    if class_names is None and num_classes > len(all_numbers):
+        raise UserError(
+            f"there are classes up to {num_classes - 1} but only {len(all_numbers)} images: number the "
+            f"classes from 0 without gaps"
+        )
     names = [str(c) for c in range(num_classes)] if class_names is None else list(class_names)
     if num_classes > len(names):
         raise UserError(f"there are classes up to {num_classes - 1} but only {len(names)} class names")
@@ -63,9 +72,12 @@ def from_arrays(
 
 def stored_images(images: Any) -> Tensor:
     """(N, channels, height, width) uint8, or vectors (N, size) float32."""
-    tensor = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
+    tensor = _tensor(images, "images")
     if tensor.ndim == 2:
-        return tensor.float()
+        vectors = tensor.float()
+        if not vectors.isfinite().all():
+            raise UserError("vectors must be finite, got nan or inf: fill or remove them")
+        return vectors
     if tensor.ndim == 3:
         tensor = tensor.unsqueeze(1)
     elif tensor.ndim != 4:
@@ -85,21 +97,45 @@ def stored_images(images: Any) -> Tensor:
 
 
 def _has_channels_last(images: Tensor, *, prefer_last: bool) -> bool:
-    first, last = images.shape[1] in CHANNELS, images.shape[3] in CHANNELS
-    if first == last:
-        return prefer_last
-    return last
+    _, one, two, three = images.shape
+    first, last = one in CHANNELS, three in CHANNELS
+    if first != last:
+        return last
+    if (one == two) != (two == three):  # square images
+        return one == two
+    if not first:
+        raise UserError(
+            f"cannot tell the channels of images of the shape {tuple(images.shape)}: give 1 to 4 channels, "
+            f"second or last"
+        )
+    return prefer_last
 
 
 def _classes(classes: Any, name: str) -> Tensor:
-    tensor = classes if isinstance(classes, Tensor) else torch.from_numpy(np.asarray(classes))
+    tensor = _tensor(classes, name)
     if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise UserError(
             f"{name} must be one row of whole numbers, got {tensor.dtype} of {tuple(tensor.shape)}"
         )
-    if len(tensor) and int(tensor.min()) < UNLABELLED:
-        raise UserError(f"{name} must be at least -1 (unlabelled), got {int(tensor.min())}")
-    return tensor.long()
+    numbers = tensor.long()
+    if len(numbers) and int(numbers.min()) < UNLABELLED:
+        raise UserError(f"{name} must be at least -1 (unlabelled), got {int(numbers.min())}")
+    return numbers
+
+
+def _tensor(values: Any, name: str) -> Tensor:
+    """Values of any kind of array as a tensor on the CPU that nothing is learned through."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise UserError(f"{name} must all have the same shape") from None
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{name} must be numbers, got {array.dtype}")
+    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    # Torch has no arrays that cannot be written to.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _same_length(images: Tensor, classes: Tensor, images_name: str, classes_name: str) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from manigraph.data.cache import Fingerprints, Progress, combined_digest, remember
@@ -129,28 +128,16 @@ def _build(
     headers = _headers(files, previous, progress)
     problems = {digest: found for digest, found in headers.items() if isinstance(found, str)}
     images = [(file, header) for file in files if isinstance(header := headers[file.digest], Header)]
-    shape = _shape([header for _, header in images], image_size)
-
-    pixels = create_pixels(folder, (len(images), *shape))
-    copied: set[int] = set()
-    if previous is not None and previous.shape == shape:
-        old, row_of = map_pixels(previous.folder).numpy(), {d: row for row, d in enumerate(previous.digests)}
-        for row, (file, _) in enumerate(images):
-            if file.digest in row_of:
-                pixels[row] = old[row_of[file.digest]]
-                copied.add(row)
-    wanted = [(row, file.path) for row, (file, _) in enumerate(images) if row not in copied]
-    failed: set[int] = set()
-    for row, result in _in_parallel(pixels_of, wanted, "decoding images", progress, shape):
-        if isinstance(result, str):
-            problems[images[row][0].digest] = result
-            failed.add(row)
-        else:
-            pixels[row] = result
-    pixels.flush()
-    if failed:
-        _remove_rows(folder, pixels, failed)
+    while True:
+        shape = _shape([header for _, header in images], image_size)
+        failed = _write_pixels(folder, [file for file, _ in images], shape, previous, progress)
+        problems |= {images[row][0].digest: reason for row, reason in failed.items()}
         images = [image for row, image in enumerate(images) if row not in failed]
+        if _shape([header for _, header in images], image_size) == shape:
+            break
+        # The damaged files alone were of another kind: without them all images get another shape.
+    if failed:
+        _remove_rows(folder, failed.keys())
     about = {
         "shape": shape,
         "digests": [file.digest for file, _ in images],
@@ -158,6 +145,33 @@ def _build(
         "problems": problems,
     }
     (folder / ABOUT_FILE).write_text(json.dumps(about), encoding="ascii")
+
+
+def _write_pixels(
+    folder: Path,
+    files: Sequence[_File],
+    shape: tuple[int, int, int],
+    previous: _Decoded | None,
+    progress: Progress,
+) -> dict[int, str]:
+    """One row of pixels for each file; returns the rows that failed, with the reasons."""
+    pixels = create_pixels(folder, (len(files), *shape))
+    copied: set[int] = set()
+    if previous is not None and previous.shape == shape:
+        old, row_of = map_pixels(previous.folder).numpy(), {d: row for row, d in enumerate(previous.digests)}
+        for row, file in enumerate(files):
+            if file.digest in row_of:
+                pixels[row] = old[row_of[file.digest]]
+                copied.add(row)
+    wanted = [(row, file.path) for row, file in enumerate(files) if row not in copied]
+    failed: dict[int, str] = {}
+    for row, result in _in_parallel(pixels_of, wanted, "decoding images", progress, shape):
+        if isinstance(result, str):
+            failed[row] = result
+        else:
+            pixels[row] = result
+    pixels.flush()
+    return failed
 
 
 def _headers(
@@ -186,12 +200,13 @@ def _shape(headers: Sequence[Header], image_size: int | None) -> tuple[int, int,
     return channels, side, side
 
 
-def _remove_rows(folder: Path, pixels: np.memmap[Any, np.dtype[np.uint8]], failed: set[int]) -> None:
-    """Write the file again without the rows of images that turned out damaged."""
+def _remove_rows(folder: Path, rows: Collection[int]) -> None:
+    """Write the file again without some rows."""
     aside = folder / "aside"
     aside.mkdir()
     (folder / IMAGES_FILE).rename(aside / IMAGES_FILE)
-    keep = [row for row in range(len(pixels)) if row not in failed]
+    pixels = map_pixels(aside).numpy()
+    keep = [row for row in range(len(pixels)) if row not in rows]
     compact = create_pixels(folder, (len(keep), *pixels.shape[1:]))
     for new, row in enumerate(keep):
         compact[new] = pixels[row]

@@ -1,0 +1,156 @@
+"""Own images from the command line, in real processes, as a person types the commands."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from manigraph.cli.main import main
+from manigraph.cli.reproduce import print_results
+from manigraph.experiments.grid import Result, ResultsFile
+from manigraph.experiments.tables import TABLES
+from tests.data.pictures import photo_folder, picture, write_files
+
+QUICK = ["--training.steps", "4", "--backbone.width", "0.1", "--batch.unlabelled", "8"]
+
+
+def manigraph(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "manigraph", *arguments]
+    environment = {**os.environ, "MANIGRAPH_CACHE": str(cwd / "cache"), "COLUMNS": "200"}
+    environment.pop("MANIGRAPH_DATA", None)
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
+def test_a_folder_is_checked_trained_on_and_evaluated(tmp_path: Path) -> None:
+    photo_folder(tmp_path / "my photos", per_class=20, unlabelled=40)
+    before = sorted((tmp_path / "my photos").rglob("*"))
+    report = manigraph("check", "my photos", "--montage", "montage.png", cwd=tmp_path).stdout
+    for text in (
+        "84 images of 12x10x3",
+        "32 labelled, 40 unlabelled, 8 validation, 4 test",
+        "ready to train",
+    ):
+        assert text in report
+    with Image.open(tmp_path / "montage.png") as montage:
+        assert montage.size == (130 + 10 * (12 * 6 + 3), 2 * (10 * 6 + 3))
+    output = manigraph("train", "my photos", *QUICK, cwd=tmp_path).stdout
+    run = tmp_path / "runs" / "my_photos-all-manifold_graph-seed0"
+    assert f"run directory: runs/{run.name}" in output
+    assert "validation error" in output
+    evaluated = manigraph("evaluate", f"runs/{run.name}", cwd=tmp_path).stdout
+    assert "cat" in evaluated
+    assert sorted((tmp_path / "my photos").rglob("*")) == before  # nothing is written there
+    assert {path.name for path in tmp_path.iterdir()} == {"my photos", "cache", "montage.png", "runs"}
+
+
+def test_a_csv_of_labels_works_as_well(tmp_path: Path) -> None:
+    lines = ["path,label"]
+    for i in range(30):
+        write_files(tmp_path / "all", [(f"{i}.png", picture(i))])
+        lines.append(f"{i}.png,{('cat', 'dog', '')[i % 3]}")
+    (tmp_path / "all" / "labels.csv").write_text("\n".join(lines))
+    for target in ("all", "all/labels.csv"):
+        report = json.loads(manigraph("check", target, "--json", cwd=tmp_path).stdout)
+        assert report["can_train"]
+        assert report["parts"] == {"labelled": 16, "unlabelled": 10, "validation": 4, "test": 0}
+    assert "validation error" in manigraph("train", "all/labels.csv", *QUICK, cwd=tmp_path).stdout
+
+
+def test_data_that_cannot_be_trained_on_ends_with_code_1_and_says_why(tmp_path: Path) -> None:
+    root = photo_folder(tmp_path / "photos")
+    write_files(
+        root, [("dog/broken.jpg", b"no image"), ("test/cat/x.png", (root / "dog/1.png").read_bytes())]
+    )
+    write_files(root, [("dog/2.png", (root / "dog/1.png").read_bytes())])
+    result = manigraph("check", "photos", cwd=tmp_path, code=1)
+    assert "error: 1 of 5 test images are exact copies of labelled ones" in result.stdout
+    assert re.search(r"test/cat/x\.png = dog/[12]\.png", result.stdout)
+    assert "dog/broken.jpg (not an image that can be read)" in result.stdout
+    assert "training would be wrong" in result.stdout
+    report = json.loads(manigraph("check", "photos", "--json", cwd=tmp_path, code=1).stdout)
+    assert not report["can_train"]
+    kinds = {finding["kind"]: finding["severity"] for finding in report["findings"]}
+    assert kinds["copies_labelled_test"] == "error"
+    assert kinds["unreadable_files"] == "warning"
+    refused = manigraph("train", "photos", *QUICK, cwd=tmp_path, code=2)
+    assert refused.stderr.startswith("manigraph: photos cannot be trained on: 1 of 5 test images are exact")
+    assert len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_warnings_are_shown_before_training_starts(tmp_path: Path) -> None:
+    root = photo_folder(tmp_path / "photos")
+    write_files(root, [("dog/broken.jpg", b"no image")])
+    assert (
+        "warning: 1 of 37 files could not be used"
+        in manigraph("train", "photos", *QUICK, cwd=tmp_path).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["check", "nowhere/at/all"], "there is no folder or file 'nowhere/at/all'"),
+        (["check", "svhm"], "unknown recipe or folder 'svhm': did you mean 'svhn'?"),
+        (["train", "labels.csv"], "there is no folder or file 'labels.csv'"),
+        (["train", "."], "there are no images in '.'"),
+        (["train", "svhn"], "manigraph data get svhn"),
+        (["train", "svhn", "--data_dir", "here"], "here"),
+        (["train", "digits", "--data.image_size", "3"], "image_size"),
+        (["train", "digits", "--data.path", "x"], "data.path is for your own images"),
+        (["train", "digits", "--data.split", "none.json"], "cannot read the split file 'none.json'"),
+        (["train", "digits", "--training.select", "test"], "above 0 to select the best weights"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MANIGRAPH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MANIGRAPH_DATA", raising=False)
+    assert main(arguments) == 2
+    complaint = capsys.readouterr().err
+    assert message in complaint
+    assert len(complaint.splitlines()) == 1
+
+
+def test_a_result_chosen_on_test_is_marked_wherever_it_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--training.evaluate_every", "2", "--training.select", "test", "--training.steps", "4"]
+    arguments = ["train", "digits", "--algorithm", "supervised", *options]
+    mark = "chosen on test images"
+    assert mark in manigraph(*arguments, cwd=tmp_path).stdout
+    run = "runs/digits-20-supervised-seed0"
+    assert mark in manigraph("evaluate", run, cwd=tmp_path).stdout
+    assert json.loads(manigraph("evaluate", run, "--json", cwd=tmp_path).stdout)["selected_on"] == "test"
+    # and in tables
+    table = TABLES["digits"]
+    results = ResultsFile(tmp_path / "results.json")
+    for row in table.rows:
+        for labels in table.labels:
+            for seed in table.seeds:
+                cell = table.cell(row, labels, seed)
+                rule = "test" if row.algorithm == "vat" and labels == 50 and seed == 3 else "last"
+                results.results.append(
+                    Result(cell, cell.digest(), 5.0, None, "split", 1.0, None, selected_on=rule)  # type: ignore[arg-type]
+                )
+    print_results(results, table)
+    output = capsys.readouterr().out
+    (marked,) = [line for line in output.splitlines() if "‡" in line and "│" in line]
+    assert "VAT" in marked
+    assert marked.count("‡") == 1
+    assert f"‡ {mark}" in output
+    honest = manigraph("train", "digits", "--algorithm", "supervised", *QUICK[:2], cwd=tmp_path).stdout
+    assert mark not in honest
