@@ -8,9 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 
 from manigraph.cli.main import main
+from manigraph.data.preprocessing import Standardise
+from manigraph.experiments.bench_data import PilImages, random_dataset, time_augmentation, time_data_share
 
 QUICK = ["--training.steps", "12", "--backbone.width", "0.25", "--training.log_every", "4"]
 
@@ -234,7 +237,41 @@ def test_reproduce_measures_once_and_continues(tmp_path: Path) -> None:
 
 
 def test_bench_prints_ratios(tmp_path: Path) -> None:
-    output = manigraph("bench", "--scale", "0.01", "--output", "bench.json", cwd=tmp_path).stdout
+    arguments = ["--sections", "steps", "--scale", "0.01", "--output", "bench.json"]
+    output = manigraph("bench", *arguments, cwd=tmp_path).stdout
     assert "relative to Π-VAT" in output
     timings = json.loads((tmp_path / "bench.json").read_text())["timings"]
     assert {t["ratio"] for t in timings if t["algorithm"] == "pi_vat"} == {1.0}
+
+
+def test_bench_measures_the_memory_of_a_folder(tmp_path: Path) -> None:
+    arguments = ["--sections", "memory", "--scale", "0.01", "--output", "bench.json"]
+    output = manigraph("bench", *arguments, cwd=tmp_path).stdout
+    assert "Training on 1000 files of 32x32" in output
+    uses = json.loads((tmp_path / "bench.json").read_text())["memory"]
+    assert [use["images"] for use in uses] == [1000] * 3
+    assert all(use["peak_mib"] > use["before_mib"] > 0 for use in uses)
+    assert {path.name for path in tmp_path.iterdir()} == {"bench.json"}  # the folder of images is gone
+
+
+def test_the_data_benchmark_measures_what_it_says() -> None:
+    """Both contenders give the same kind of batch, and a data share is a share of the step."""
+    dataset = random_dataset(320)
+    fitted = Standardise.fit(dataset.images)
+    arrays = dataset.images.permute(0, 2, 3, 1).contiguous().numpy()
+    mean, std = ([figure / 255 for figure in figures] for figures in (fitted.mean, fitted.std))
+    usual = PilImages(arrays, mean, std)
+    image = usual[5]
+    assert image.shape == (3, 32, 32)
+    inner = fitted(dataset.images[5:6])[0, :, 10:20, 10:20]
+    candidates = [image[:, top : top + 10, left : left + 10] for top in range(8, 13) for left in range(8, 13)]
+    candidates += [candidate.flip(2) for candidate in candidates]
+    assert any(torch.allclose(candidate, inner, atol=1e-5) for candidate in candidates)
+    pil, ours = time_augmentation(1, 2, lambda: None)
+    assert pil.ratio == 1.0
+    assert ours.ratio == pytest.approx(pil.milliseconds / ours.milliseconds, rel=0.2)
+    step, *shares = time_data_share(1, 0.05, lambda: None)
+    assert len(shares) == 3
+    for share in shares:
+        expected = share.milliseconds / (share.milliseconds + step.milliseconds)
+        assert share.ratio == pytest.approx(expected, rel=0.05, abs=1e-4)

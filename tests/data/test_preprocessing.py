@@ -1,11 +1,16 @@
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from manigraph.build import load_dataset, split_dataset
+from manigraph.catalogue import RECIPES
 from manigraph.data import prepared
 from manigraph.data.augmentation import Padding, shift_and_flip
+from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
 from manigraph.data.preprocessing import (
     ZCA,
@@ -162,3 +167,17 @@ def test_standardising_a_shifted_image_is_shifting_the_standardised_one(padding:
     fitted = Standardise.fit(x)
     shifted = fitted(shift_and_flip(x, 2, seeded(), mirror=True, padding=padding))
     assert torch.equal(shifted, shift_and_flip(fitted(x), 2, seeded(), mirror=True, padding=padding))
+
+
+@pytest.mark.skipif("MANIGRAPH_DATA" not in os.environ, reason="needs real images: set MANIGRAPH_DATA")
+def test_whitened_cifar10_has_the_identity_as_covariance(tmp_path: Path) -> None:
+    """All 3,072 pixels of real photographs, with the default regulariser, as the paper's recipe uses it."""
+    config = RECIPES.get("cifar10")("pi_vat")
+    locations = Locations(data=Path(os.environ["MANIGRAPH_DATA"]), cache=tmp_path)
+    dataset = load_dataset(config.data, locations)
+    split = split_dataset(config.data, dataset, seed=0)
+    seen = torch.cat([split.labelled, split.unlabelled])
+    fitted = fit_preprocessing(config.preprocessing, dataset.images, seen)
+    images = PreparedImages(dataset.images, fitted)
+    whitened = torch.cat([images.stored(part).flatten(1) for part in seen.split(1000)])
+    assert float((covariance(whitened) - torch.eye(3072)).abs().max()) < 1e-3

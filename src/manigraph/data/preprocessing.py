@@ -66,19 +66,10 @@ class Standardise:
     @classmethod
     def fit(cls, images: Tensor, indices: Tensor | None = None) -> "Standardise":
         """Mean and standard deviation of each channel over the training images, in float64."""
-        count, total, squares = 0, torch.zeros(()), torch.zeros(())
-        # Shifted by one image's values, so that squares do not swallow small deviations.
-        first = images[:1] if indices is None else images[indices[:1]]
-        shift = first.double().transpose(0, 1).flatten(1).mean(dim=1, keepdim=True)  # (C, 1)
-        for chunk in _chunks(images, indices):
-            values = chunk.double().transpose(0, 1).flatten(1) - shift  # (C, values)
-            count += values.shape[1]
-            total = total + values.sum(dim=1)
-            squares = squares + (values**2).sum(dim=1)
-        std = (squares / count - (total / count) ** 2).clamp_min(0).sqrt()
+        mean, std = (_byte_moments if images.dtype == torch.uint8 else _moments)(images, indices)
         # A channel that never varies carries nothing; dividing by 1 keeps it at 0.
         std = torch.where(std > 0, std, torch.ones_like(std))
-        return cls(tuple((total / count + shift.squeeze(1)).tolist()), tuple(std.tolist()))
+        return cls(tuple(mean.tolist()), tuple(std.tolist()))
 
     def __call__(self, images: Tensor) -> Tensor:
         shape = (1, -1) + (1,) * (images.ndim - 2)
@@ -92,6 +83,27 @@ class Standardise:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"kind": "standardise", "mean": list(self.mean), "std": list(self.std)}, {}
+
+
+def _byte_moments(images: Tensor, indices: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel of bytes, exactly, by counting how often each value occurs."""
+    counts = torch.zeros(images.shape[1], 256, dtype=torch.double)
+    for chunk in _chunks(images, indices):
+        for channel in range(images.shape[1]):
+            counts[channel] += chunk[:, channel].flatten().bincount(minlength=256)
+    values = torch.arange(256, dtype=torch.double)
+    share = counts / counts.sum(dim=1, keepdim=True)
+    mean = share @ values
+    return mean, (share * (values - mean.unsqueeze(1)) ** 2).sum(dim=1).sqrt()
+
+
+def _moments(images: Tensor, indices: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each entry of vectors, in two passes."""
+    count = len(images) if indices is None else len(indices)
+    total = sum(chunk.double().sum(dim=0) for chunk in _chunks(images, indices))
+    mean = torch.as_tensor(total) / count
+    squares = sum(((chunk.double() - mean) ** 2).sum(dim=0) for chunk in _chunks(images, indices))
+    return mean, (torch.as_tensor(squares) / count).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
