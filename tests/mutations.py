@@ -524,6 +524,220 @@ MUTATIONS = [
 ]
 
 
+MUTATIONS += [
+    Mutation(
+        "data: shifts do not move rows",
+        "data/augmentation.py",
+        "H, device=device) + down",
+        "H, device=device) + 0 * down",
+    ),
+    Mutation(
+        "data: mirrored images shifted the wrong way",
+        "data/augmentation.py",
+        "mirrored, -right, right",
+        "mirrored, right, right",
+    ),
+    Mutation(
+        "data: nothing mirrored",
+        "data/augmentation.py",
+        "+ B * mirrored.view(B)",
+        "+ 0 * mirrored.view(B)",
+    ),
+    Mutation(
+        "data: mirrored border like the edge",
+        "data/augmentation.py",
+        '0 if padding == "edge" else distance',
+        "0",
+    ),
+    Mutation(
+        "data: rotation stretches wide images",
+        "data/augmentation.py",
+        "-sine * (H / W)",
+        "-sine",
+    ),
+    Mutation(
+        "data: two views share their random numbers",
+        "data/batches.py",
+        "augment(stored, augmentation, generator)",
+        "augment(stored, augmentation, torch.Generator().manual_seed(0))",
+    ),
+    Mutation(
+        "data: labelled view not augmented",
+        "data/batches.py",
+        "{name: make[kind](labelled)",
+        '{name: make["plain"](labelled)',
+    ),
+    Mutation(
+        "data: unlabelled images drawn from the labelled",
+        "data/batches.py",
+        "IndexStream(unlabelled, generator)",
+        "IndexStream(labelled, generator)",
+    ),
+    Mutation(
+        "data: random generator not in the state",
+        "data/batches.py",
+        'self._generator.set_state(state["generator"])',
+        "pass",
+    ),
+    Mutation(
+        "data: place in the permutation not in the state",
+        "data/batches.py",
+        "stream.waiting = state[name].clone()",
+        "pass",
+    ),
+    Mutation(
+        "data: labelled image may be drawn for validation",
+        "data/split.py",
+        "rest = dataset.train[~torch.isin(dataset.train, chosen)]",
+        "rest = dataset.train",
+    ),
+    Mutation(
+        "data: copies may be drawn for validation",
+        "data/split.py",
+        "candidates[~dataset.has_copy[candidates]]",
+        "candidates",
+    ),
+    Mutation(
+        "data: validation images stay unlabelled",
+        "data/split.py",
+        "rest[~torch.isin(rest, validation)]",
+        "rest",
+    ),
+    Mutation(
+        "data: a class may lose its last label to validation",
+        "data/split.py",
+        "num_validation, keep=1)",
+        "num_validation)",
+    ),
+    Mutation(
+        "data: shares ignore sizes",
+        "data/split.py",
+        "total * sizes[c] - counts[c] * whole",
+        "-counts[c]",
+    ),
+    Mutation(
+        "data: a split of other images is accepted",
+        "data/split.py",
+        "if origin not in (None, dataset.digest):",
+        "if False:",
+    ),
+    Mutation(
+        "data: figures in 0 to 255 instead of 0 to 1",
+        "data/preprocessing.py",
+        "return 255.0 if images.dtype == torch.uint8 else 1.0",
+        "return 1.0",
+    ),
+    Mutation(
+        "data: whitening without the mean",
+        "data/preprocessing.py",
+        "cls((mean + 0.5).float()",
+        "cls((0 * mean).float()",
+    ),
+    Mutation(
+        "data: PCA instead of ZCA",
+        "data/preprocessing.py",
+        "((vectors * gains) @ vectors.T)",
+        "(vectors * gains)",
+    ),
+    Mutation(
+        "data: whitening fitted on all images",
+        "data/preprocessing.py",
+        "return ZCA.fit(images, indices, ",
+        "return ZCA.fit(images, None, ",
+    ),
+    Mutation(
+        "data: standardisation fitted on all images",
+        "data/preprocessing.py",
+        "return Standardise.fit(images, indices)",
+        "return Standardise.fit(images)",
+    ),
+    Mutation(
+        "data: whitening after the shift",
+        "data/prepared.py",
+        "return images if self._preprocessing.is_pixelwise else self._preprocessing(images)",
+        "return images",
+    ),
+    Mutation(
+        "data: EXIF rotation ignored",
+        "data/decode.py",
+        "ImageOps.exif_transpose(image)",
+        "image",
+    ),
+    Mutation(
+        "data: 16 bits cut off",
+        "data/decode.py",
+        "((values * 255 + 32767) // 65535)",
+        "(values & 255)",
+    ),
+    Mutation(
+        "data: transparent pixels black",
+        "data/decode.py",
+        'image.size, "white")',
+        'image.size, "black")',
+    ),
+    Mutation(
+        "data: damaged image kept as black",
+        "data/sources/folder.py",
+        "            failed[row] = result\n",
+        "            failed.pop(row, result)\n",
+    ),
+    Mutation(
+        "data: old pixels after a change of the file",
+        "data/cache.py",
+        "entry[:-1] == status",
+        "entry[0] == status[0]",
+    ),
+    Mutation(
+        "data: seed not used for the weights",
+        "build.py",
+        "torch.manual_seed(config.seed)",
+        "torch.manual_seed(0)",
+    ),
+    Mutation(
+        "data: validation images trained on",
+        "build.py",
+        "unlabelled=seen if config.data.labelled_in_pool else split.unlabelled",
+        "unlabelled=torch.cat([split.unlabelled, split.validation])",
+    ),
+    Mutation(
+        "data: dropout depends on the number of weights",
+        "build.py",
+        "torch.manual_seed(_derived_seed(config.seed, 3))",
+        "pass",
+    ),
+    Mutation(
+        "data: best weights not used",
+        "training/selection.py",
+        "chosen.load_state_dict(self._weights)",
+        "pass",
+    ),
+    Mutation(
+        "data: worst weights chosen",
+        "training/selection.py",
+        "if error < self.error:",
+        "if True:",
+    ),
+    Mutation(
+        "data: choice on test not shown",
+        "engine.py",
+        'part: Part = "test" if selection.rule == "test" else "validation"',
+        'part: Part = "test"',
+    ),
+    Mutation(
+        "data: leak of labelled images into test not an error",
+        "data/check.py",
+        'severity = "error" if much else "warning"',
+        'severity = "note"',
+    ),
+    Mutation(
+        "data: contradicting labels not seen",
+        "data/check.py",
+        "!= dataset.classes[index]:",
+        "!= dataset.classes[other]:",
+    ),
+]
+
+
 def failed_tests(copy: Path, *arguments: str) -> list[str]:
     """Names of the tests that fail on the copy."""
     environment = os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -549,10 +763,18 @@ def mutated(copy: Path, mutation: Mutation, known: list[str]) -> list[str]:
 
 
 TEST_FOLDERS = ["tests/functional", "tests/training/test_schedule.py", "tests/nn", "tests/algorithms"]
+DATA_TESTS = [
+    *(f"tests/data/test_{name}.py" for name in ("augmentation", "batches", "preprocessing", "split")),
+    *(f"tests/data/test_{name}.py" for name in ("check", "decode", "folder")),
+    "--deselect=tests/data/test_folder.py::test_the_memory_that_20000_files_take",
+    "tests/test_engine.py",
+]
 
 
 def nearest_first(file: str) -> list[str]:
     """The tests of a file's own folder, then the others: a mutation is noticed sooner."""
+    if not file.startswith(("functional/", "nn/", "algorithms/", "training/schedule")):
+        return DATA_TESTS
     return sorted(TEST_FOLDERS, key=lambda folder: not folder.startswith(f"tests/{file.split('/')[0]}"))
 
 
@@ -563,7 +785,7 @@ def main(words: list[str]) -> int:
         for name in ("src", "tests"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        known = failed_tests(copy, *TEST_FOLDERS)
+        known = failed_tests(copy, *TEST_FOLDERS, *DATA_TESTS)
         print("| mutation | file | noticed by |\n|---|---|---|")
         survivors = 0
         for mutation in chosen:

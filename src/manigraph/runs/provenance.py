@@ -42,7 +42,7 @@ def _version(package: str) -> str | None:
 
 def _commit() -> str | None:
     """The commit of the source tree, with `+changes` if it is not clean; None outside a checkout."""
-    here = Path(__file__).parent
+    here = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(here), *arguments]
