@@ -292,8 +292,12 @@ def test_a_class_with_only_damaged_images_is_named(tmp_path: Path, cache: Path) 
 # The cache
 
 
-def write(name: str, folder: Path) -> None:
-    (folder / name).write_text("written")
+def write(text: str, folder: Path) -> None:
+    (folder / "result").write_text(text)
+
+
+def read(folder: Path) -> str:
+    return (folder / "result").read_text()
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -302,20 +306,51 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        remember(tmp_path, "key", build)
+        remember(tmp_path, "key", build, read)
     assert list(tmp_path.iterdir()) == []
-    folder = remember(tmp_path, "key", partial(write, "whole"))
-    assert [file.name for file in folder.iterdir()] == ["whole"]
+    assert remember(tmp_path, "key", partial(write, "whole"), read) == "whole"
+    assert [file.name for file in tmp_path.rglob("*")] == ["key", "result"]
+
+
+def test_what_was_built_is_not_built_again(tmp_path: Path) -> None:
+    assert remember(tmp_path, "key", partial(write, "first"), read) == "first"
+    assert remember(tmp_path, "key", partial(write, "second"), read) == "first"
 
 
 def test_two_builds_at_once_end_in_one_result(tmp_path: Path) -> None:
     def other_wins(folder: Path) -> None:
-        (folder / "result").write_text("mine")
-        remember(tmp_path, "key", partial(write, "result"))
+        write("mine", folder)
+        assert remember(tmp_path, "key", partial(write, "theirs"), read) == "theirs"
 
-    folder = remember(tmp_path, "key", other_wins)
-    assert (folder / "result").read_text() == "written"
-    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+    assert remember(tmp_path, "key", other_wins, read) == "mine"
+    assert [path.name for path in tmp_path.rglob("*")] == ["key", "result"]
+    assert read(tmp_path / "key") == "theirs"
+
+
+@pytest.mark.parametrize("name", ["images.npy", "about.json"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
+def test_a_damaged_cache_is_built_again(tmp_path: Path, cache: Path, name: str, damage: str) -> None:
+    root = photo_folder(tmp_path / "photos")
+    before, _ = load(root, cache)
+    expected = before.digest
+    del before
+    (file,) = (cache / "decoded").rglob(name)
+    data = file.read_bytes()
+    file.unlink()
+    if damage != "missing":
+        file.write_bytes(b"" if damage == "empty" else data[: len(data) // 2])
+    again, done = load(root, cache)
+    assert again.digest == expected
+    assert done["decoding images"] == 36
+
+
+def test_a_data_set_in_use_survives_a_change_of_the_folder(tmp_path: Path, cache: Path) -> None:
+    root = photo_folder(tmp_path / "photos")
+    in_use, _ = load(root, cache)
+    expected = in_use.images.clone()
+    write_files(root, [("cat/new.png", picture(99))])
+    load(root, cache)
+    assert torch.equal(in_use.images, expected)
 
 
 def test_damaged_fingerprints_are_made_again(tmp_path: Path) -> None:

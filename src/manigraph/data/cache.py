@@ -1,5 +1,6 @@
 """Work that is done once: results kept in folders named by what they were made from."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -8,7 +9,9 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -18,27 +21,28 @@ def silent(what: str, done: int, total: int) -> None:
     """Progress that nobody sees."""
 
 
-def remember(cache: Path, key: str, build: Callable[[Path], None]) -> Path:
-    """The folder `cache/key`, filled by `build` if it is not there yet.
+def remember(cache: Path, key: str, build: Callable[[Path], None], read: Callable[[Path], T]) -> T:
+    """What `read` finds in the folder `cache/key`, which `build` fills if it is not there yet.
 
     `build` fills a temporary folder that gets its name when it is whole, so a killed process leaves
-    nothing that could be taken for a result, and two processes may build the same thing at once.
+    nothing that could be taken for a result, and two processes may build the same thing at once. A folder
+    that cannot be read, after a power failure for instance, is built again.
     """
     folder = cache / key
     if folder.is_dir():
-        return folder
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError):
+            return read(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name[:16]}-", dir=folder.parent))
     try:
         build(temporary)
-        try:
+        result = read(temporary)  # mapped files stay mapped when the folder gets its name
+        with contextlib.suppress(OSError):  # another process was faster
             temporary.rename(folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder
+    return result
 
 
 def combined_digest(*parts: Any) -> str:

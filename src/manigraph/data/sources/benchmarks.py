@@ -145,7 +145,11 @@ def _load(benchmark: Benchmark, request: SourceRequest) -> Dataset:
     train, test = _find(benchmark, request.locations.data)
     key = combined_digest(benchmark.name, CACHE_VERSION, _digests(train, test, request.locations.cache))
     build = partial(_decode, benchmark, train, test, request.progress)
-    folder = remember(request.locations.cache / "decoded", key, build)
+    return remember(request.locations.cache / "decoded", key, build, partial(_read, benchmark))
+
+
+def _read(benchmark: Benchmark, folder: Path) -> Dataset:
+    """What `_decode` wrote."""
     about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
     classes = np.load(folder / CLASSES_FILE, allow_pickle=False)
     return Dataset(

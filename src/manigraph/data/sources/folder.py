@@ -1,5 +1,6 @@
 """Your own images: a folder, decoded once into a file of pixels that is mapped into memory."""
 
+import contextlib
 import json
 import shutil
 import statistics
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from manigraph.data.cache import Fingerprints, Progress, combined_digest, remember
 from manigraph.data.decode import DecodeError, Header, headers_of, pixels_of, read_header
@@ -76,7 +78,7 @@ class _File:
 class _Decoded:
     """A folder of decoded pixels: one row for each file that is a usable image, in their order."""
 
-    folder: Path
+    pixels: Tensor
     digests: list[str]
     headers: list[Header]
     shape: tuple[int, int, int]
@@ -88,7 +90,8 @@ class _Decoded:
         about = json.loads((folder / ABOUT_FILE).read_text(encoding="ascii"))
         channels, height, width = about["shape"]
         headers = [Header(*header) for header in about["headers"]]
-        return cls(folder, about["digests"], headers, (channels, height, width), about["problems"])
+        shape = (channels, height, width)
+        return cls(map_pixels(folder), about["digests"], headers, shape, about["problems"])
 
 
 def _why_unreadable(path: Path, error: OSError) -> str:
@@ -106,15 +109,18 @@ def _decode(files: Sequence[_File], request: SourceRequest, fingerprints: Finger
     cache = request.locations.cache / "decoded"
     last = fingerprints.last_key(size)
     previous = None
-    if last is not None and last != key and (cache / last / ABOUT_FILE).is_file():
-        previous = _Decoded.read(cache / last)
-    folder = remember(cache, key, lambda folder: _build(folder, files, size, previous, progress))
+    if last is not None and last != key:
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError):
+            previous = _Decoded.read(cache / last)
+    decoded = remember(
+        cache, key, lambda folder: _build(folder, files, size, previous, progress), _Decoded.read
+    )
     if last != key:
         fingerprints.set_last_key(size, key)
-        if previous is not None:
+        if last is not None:
             # What was still of use has been copied; processes that map the old file keep it.
-            shutil.rmtree(previous.folder, ignore_errors=True)
-    return _Decoded.read(folder)
+            shutil.rmtree(cache / last, ignore_errors=True)
+    return decoded
 
 
 def _build(
@@ -158,7 +164,7 @@ def _write_pixels(
     pixels = create_pixels(folder, (len(files), *shape))
     copied: set[int] = set()
     if previous is not None and previous.shape == shape:
-        old, row_of = map_pixels(previous.folder).numpy(), {d: row for row, d in enumerate(previous.digests)}
+        old, row_of = previous.pixels.numpy(), {d: row for row, d in enumerate(previous.digests)}
         for row, file in enumerate(files):
             if file.digest in row_of:
                 pixels[row] = old[row_of[file.digest]]
@@ -266,7 +272,7 @@ def _dataset(listing: Listing, files: Sequence[_File], decoded: _Decoded, proble
     listed = {item.label for item in listing.items if item.label is not None} | set(listing.empty_folders)
     return Dataset(
         name=printable(listing.root.resolve().name) or "images",
-        images=map_pixels(decoded.folder),
+        images=decoded.pixels,
         classes=torch.tensor([number[item.label] for item in items], dtype=torch.long),
         class_names=[printable(name) for name in names],
         paths=[printable(item.name) for item in items],
