@@ -38,7 +38,7 @@ def train(
     progress: Progress = silent,
     on_start: Callable[[RunDirectory, Job], None] = lambda run, job: None,
     on_step: Callable[[StepRecord], None] = lambda record: None,
-    on_evaluation: Callable[[int, Evaluation], None] = lambda step, evaluation: None,
+    on_evaluation: Callable[[Part, int, Evaluation], None] = lambda part, step, evaluation: None,
 ) -> tuple[RunDirectory, dict[Part, Evaluation]]:
     """Train to the end in a new folder below `runs`.
 
@@ -51,7 +51,7 @@ def train(
         progress: Called while data is read and prepared.
         on_start: Called once, when all is built and before the first step.
         on_step: Called with each record of metrics.
-        on_evaluation: Called with the step and each evaluation on the way.
+        on_evaluation: Called with the part, the step and each evaluation on the way.
 
     Returns:
         The run directory, and the evaluations of the final weights.
@@ -80,7 +80,7 @@ def train(
                 _record(run, part, job.trainer.step, evaluation, final=False)
                 if selection.rule != "last":
                     selection.consider(job.trainer.step, evaluation.error, algorithm)
-                on_evaluation(job.trainer.step, evaluation)
+                on_evaluation(part, job.trainer.step, evaluation)
 
             job.trainer.run(job.batches, record_step, evaluate_on_the_way)
             evaluations = _conclude(run, job, selection)

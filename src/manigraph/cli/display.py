@@ -34,7 +34,7 @@ class DataProgress:
         """Show how far the work has come."""
         if self._console.is_terminal:
             if what not in self._tasks:
-                self._tasks[what] = self._progress.add_task(what, total=total, loss="-")
+                self._tasks[what] = self._progress.add_task(what, total=total, note="")
             self._progress.update(self._tasks[what], completed=done, total=total, visible=done < total)
         elif total >= WORTH_A_LINE:
             quarter = done * 4 // total
@@ -69,7 +69,7 @@ class TrainingDisplay:
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
             console=self.console,
             disable=not self._live,
@@ -101,21 +101,21 @@ class TrainingDisplay:
                 self.console.print(
                     f"warning: {finding.message} ({finding.suggestion})", highlight=False, markup=False
                 )
-        self._task = self._progress.add_task(run.path.name, total=self._steps, loss="-")
+        self._task = self._progress.add_task(run.path.name, total=self._steps, note="")
 
     def step(self, record: "StepRecord") -> None:
         """Some steps are done."""
-        self._progress.update(self._task, completed=record.step, loss=f"{record.loss:.3f}")
+        self._progress.update(self._task, completed=record.step, note=f"loss {record.loss:.3f}")
         if not self._live and self._passes_milestone(record.step):
             terms = "  ".join(f"{name} {value:.3f}" for name, value in record.terms.items())
             self.console.print(
                 f"step {record.step}/{self._steps}  loss {record.loss:.3f}  {terms}", highlight=False
             )
 
-    def evaluation(self, step: int, evaluation: "Evaluation") -> None:
+    def evaluation(self, part: str, step: int, evaluation: "Evaluation") -> None:
         """The error was measured on the way."""
         self._progress.console.print(
-            f"step {step}/{self._steps}  error {evaluation.error:.2f} % of {evaluation.num_images} images",
+            f"step {step}/{self._steps}  {part} error {evaluation.error:.2f} % of {evaluation.num_images} images",
             highlight=False,
         )
 
