@@ -11,6 +11,7 @@ from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig
 from manigraph.data.preprocessing import PreprocessingConfig
 from manigraph.data.split import Stratify
+from manigraph.errors import UserError
 from manigraph.options import parse
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
@@ -79,10 +80,14 @@ class Config(Generic[MethodConfig]):
     schedule: SuperConvergence = field(default_factory=SuperConvergence)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed must be from 0 to {2**32 - 1}, got {self.seed}")
+
     @property
     def run_name(self) -> str:
         """Name of the run's folder."""
-        labels = "all" if self.data.labels is None else self.data.labels
+        labels = "split" if self.data.split else "all" if self.data.labels is None else self.data.labels
         return f"{self.data.title}-{labels}-{self.algorithm}-seed{self.seed}"
 
 

@@ -45,6 +45,7 @@ def test_a_folder_is_checked_trained_on_and_evaluated(tmp_path: Path) -> None:
     assert f"run directory: runs/{run.name}" in output
     assert "validation error" in output
     evaluated = manigraph("evaluate", f"runs/{run.name}", cwd=tmp_path).stdout
+    assert Path(json.loads((run / "config.json").read_text())["data"]["path"]).is_absolute()
     assert "cat" in evaluated
     assert sorted((tmp_path / "my photos").rglob("*")) == before  # nothing is written there
     assert {path.name for path in tmp_path.iterdir()} == {"my photos", "cache", "montage.png", "runs"}
@@ -85,6 +86,27 @@ def test_data_that_cannot_be_trained_on_ends_with_code_1_and_says_why(tmp_path: 
     assert not (tmp_path / "runs").exists()
 
 
+def test_check_ends_with_code_1_where_there_is_nothing_to_train_on(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    result = manigraph("check", "empty", cwd=tmp_path, code=1)
+    assert "error: there are no images in" in result.stdout
+    report = json.loads(manigraph("check", "empty", "--json", cwd=tmp_path, code=1).stdout)
+    assert [finding["kind"] for finding in report["findings"]] == ["no_data"]
+
+
+def test_any_name_can_be_a_class(tmp_path: Path) -> None:
+    """Brackets mean something to the terminal library, and not all names are UTF-8."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path / "photos") + b"\xff"))
+    names = [f"{c}/{i}.png" for c in ("[red]x", "[bold]y[", "unlabelled") for i in range(8)]
+    write_files(folder, ((name, picture(seed)) for seed, name in enumerate(names)))
+    report = manigraph("check", str(folder), cwd=tmp_path).stdout
+    assert "[red]x" in report
+    assert "[bold]y[" in report
+    assert "run directory" in manigraph("train", str(folder), *QUICK, cwd=tmp_path).stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "[red]x" in manigraph("evaluate", str(run), "--part", "validation", cwd=tmp_path).stdout
+
+
 def test_warnings_are_shown_before_training_starts(tmp_path: Path) -> None:
     root = photo_folder(tmp_path / "photos")
     write_files(root, [("dog/broken.jpg", b"no image")])
@@ -100,7 +122,9 @@ def test_warnings_are_shown_before_training_starts(tmp_path: Path) -> None:
         (["check", "nowhere/at/all"], "there is no folder or file 'nowhere/at/all'"),
         (["check", "svhm"], "unknown recipe or folder 'svhm': did you mean 'svhn'?"),
         (["train", "labels.csv"], "there is no folder or file 'labels.csv'"),
-        (["train", "."], "there are no images in '.'"),
+        (["train", "."], "there are no images in "),
+        (["train", "x" * 300], "cannot be opened: File name too long"),
+        (["train", "digits", "--seed", "99999999999999999999"], "seed must be from 0 to 4294967295"),
         (["train", "svhn"], "manigraph data get svhn"),
         (["train", "svhn", "--data_dir", "here"], "here"),
         (["train", "digits", "--data.image_size", "3"], "image_size"),

@@ -105,8 +105,8 @@ def test_images_and_labels_are_counted_by_class_and_part() -> None:
     assert check.num_images == 10 + 50 + 10 + 3 + 7 + 2
     assert check.parts == {"labelled": 13, "unlabelled": 12, "validation": 50, "test": 7}
     assert check.classes == [
-        ClassCounts("cat", images=37, labelled=5, validation=25, test=7),
-        ClassCounts("dog", images=35, labelled=8, validation=25, test=0),
+        ClassCounts("cat", images=37, labelled=5, unlabelled=0, validation=25, test=7),
+        ClassCounts("dog", images=35, labelled=8, unlabelled=2, validation=25, test=0),
     ]
     assert check.input_shape == (1, 4, 4)
     assert list(check.original_formats.items()) == [("8x8 L", 80), ("640x480 RGB", 2)]
@@ -120,7 +120,8 @@ def test_what_was_found_can_be_written_as_json() -> None:
     assert values["dataset"] == "made"
     assert values["input_shape"] == [1, 4, 4]
     assert values["parts"]["validation"] == 50
-    assert values["classes"][0] == {"name": "cat", "images": 31, "labelled": 5, "validation": 25, "test": 1}
+    counts = {"images": 31, "labelled": 5, "unlabelled": 0, "validation": 25, "test": 1}
+    assert values["classes"][0] == {"name": "cat", **counts}
     assert values["original_formats"] == {}
     severities = [finding["severity"] for finding in values["findings"]]
     assert severities == ["error", "warning", "note"]
@@ -383,7 +384,9 @@ def test_images_that_differ_in_one_pixel_are_no_copies() -> None:
 def test_copies_within_one_part_are_no_leak() -> None:
     images = Images().clean().add("labelled", 0, picture=1000).add("validation", 0, 2, picture=3)
     images.add("unlabelled", count=3, picture=5)
-    assert images.check().findings == []
+    finding = only(images.check())
+    assert (finding.severity, finding.kind) == ("note", "copies_labelled_labelled")
+    assert finding.message == "2 labelled images are only 1 different ones"
 
 
 def test_images_in_memory_are_named_by_their_number() -> None:
@@ -493,8 +496,8 @@ def test_a_clean_folder_can_be_trained_on(tmp_path: Path) -> None:
     assert [f.kind for f in check.findings] == ["small_validation"]
     assert check.parts == {"labelled": 48, "unlabelled": 60, "validation": 12, "test": 20}
     assert check.classes == [
-        ClassCounts("cat", images=40, labelled=24, validation=6, test=10),
-        ClassCounts("dog", images=40, labelled=24, validation=6, test=10),
+        ClassCounts("cat", images=40, labelled=24, unlabelled=0, validation=6, test=10),
+        ClassCounts("dog", images=40, labelled=24, unlabelled=0, validation=6, test=10),
     ]
     assert check.original_formats == {"10x10 RGB": 140}
 
@@ -544,3 +547,21 @@ def test_a_folder_from_which_no_split_can_be_drawn_is_described_all_the_same(tmp
     assert found.suggestion == "lower data.labels"
     assert check.num_images == 140
     assert check.original_formats == {"10x10 RGB": 140}
+
+
+def test_classes_that_differ_only_in_capitals_are_doubted() -> None:
+    images = Images().clean()
+    check = images.check(class_names=["cat", "Cat"])
+    finding = only(check)
+    assert (finding.severity, finding.kind) == ("warning", "classes_alike")
+    assert list(finding.examples) == ["cat and Cat"]
+
+
+def test_rows_of_a_table_without_an_image_are_counted_apart() -> None:
+    problems = [
+        Problem("a.jpg", "empty file"),
+        Problem("b.jpg", "listed in labels.csv, line 2, but there is no such image"),
+    ]
+    kinds = {f.kind: f.message for f in Images().clean().check(problems=problems).findings}
+    assert kinds["unreadable_files"].startswith("1 of ")
+    assert kinds["rows_without_image"].startswith("1 rows of the CSV name no image")

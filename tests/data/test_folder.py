@@ -248,7 +248,7 @@ def test_300_damaged_files_are_all_named_and_nothing_else_is_lost(tmp_path: Path
     good = 200
     root = photo_folder(tmp_path / "photos", per_class=40, unlabelled=good - 80, test=0)
     bad = damaged_files(root, 300)
-    for folder in (tmp_path, *tmp_path.parents[:2], *root.rglob("*")):
+    for folder in (tmp_path, *tmp_path.parents[:3], *root.rglob("*")):
         if folder.is_dir() and not folder.is_symlink():
             folder.chmod(0o777)
     if os.geteuid() == 0:
@@ -361,6 +361,65 @@ def test_damaged_fingerprints_are_made_again(tmp_path: Path) -> None:
     for damage in ("", "{", "[]", json.dumps({"a": [1, 2, 3, 4, "wrong"], "b": "text"})):
         file.write_text(damage)
         assert fingerprints.digests(["a", "b"]) == expected
+
+
+@pytest.mark.parametrize("pointer", ["", "../../precious", "x" * 64])
+def test_a_damaged_pointer_deletes_nothing(tmp_path: Path, cache: Path, pointer: str) -> None:
+    root = photo_folder(tmp_path / "photos")
+    precious = write_files(tmp_path / "precious", [("file", b"x")])
+    other, _ = load(photo_folder(tmp_path / "other", per_class=3), cache)
+    load(root, cache)
+    for file in (cache / "fingerprints").glob("*.last"):
+        file.write_text(pointer)
+    write_files(root, [("cat/new.png", picture(99))])
+    load(root, cache)
+    assert precious.is_dir()
+    again, done = load(tmp_path / "other", cache)
+    assert "decoding images" not in done
+    assert again.digest == other.digest
+
+
+def test_a_file_that_vanishes_takes_its_copies_along_and_is_not_remembered(
+    tmp_path: Path, cache: Path
+) -> None:
+    """Pixels and names stay together even if one of two equal files fails."""
+    root = photo_folder(tmp_path / "photos")
+    write_files(root, [("cat/copy.png", (root / "dog/2.png").read_bytes())])
+    victim, kept = root / "cat/copy.png", tmp_path / "kept.png"
+
+    def hide(what: str, done: int, total: int) -> None:
+        if what == "looking at images":
+            victim.rename(kept)
+
+    request = SourceRequest(Locations(data=root, cache=cache), path=root, progress=hide)
+    dataset = load_folder(request)
+    assert dataset.paths is not None
+    assert sorted(problem.path for problem in dataset.problems) == ["cat/copy.png", "dog/2.png"]
+    for index, name in enumerate(dataset.paths):
+        assert dataset.images[index].flatten().tolist() == pixels((root / name).read_bytes()), name
+    kept.rename(victim)
+    again, _ = load(root, cache)
+    assert not again.problems
+    assert len(again.images) == 37
+
+
+def test_a_full_disk_is_an_error_with_a_message(tmp_path: Path) -> None:
+    """A file system of 400 kB in a name space of its own; writing to a mapped page would kill the process."""
+    try:
+        subprocess.run(["unshare", "-m", "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to mount")
+    root = photo_folder(tmp_path / "photos", per_class=200, unlabelled=1100)
+    small = tmp_path / "small"
+    small.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(LOADER)
+    commands = f"mount -t tmpfs -o size=400k none {small} && {sys.executable} {script} {root} {small}"
+    result = subprocess.run(
+        ["unshare", "-m", "sh", "-c", commands], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1, result.stderr
+    assert "No space left on device" in result.stderr
 
 
 LOADER = """

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manigraph.data.listing import Listing, Part, list_images, printable
+from manigraph.data.sources.base import Doubt
 from manigraph.errors import UserError
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
@@ -219,7 +220,7 @@ FIRST_BYTES = {
     "JPEG": b"\xff\xd8\xff\xe0\0\x10JFIF",
     "PNG": b"\x89PNG\r\n\x1a\n",
     "GIF": b"GIF89a......",
-    "BMP": b"BM..........",
+    "BMP": b"BM....\0\0\0\0..",
     "TIFF, small end first": b"II*\0........",
     "TIFF, large end first": b"MM\0*........",
     "WebP": b"RIFF....WEBPVP8 ",
@@ -808,3 +809,27 @@ def test_photographs_in_formats_that_are_not_read_are_named(tmp_path: Path) -> N
         ("cat/IMG_1.HEIC", "HEIC is not read: save it as JPEG or PNG")
     ]
     assert not listing.remarks
+
+
+@pytest.mark.parametrize("name", ["testing", "tests", "unlabeld", "Unlabelled images", "trains", "cattle"])
+def test_a_folder_that_is_nearly_a_special_one_is_doubted(tmp_path: Path, name: str) -> None:
+    for folder in ("cat", "dog", name):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "1.png").write_bytes(b"\x89PNG")
+    doubts = [remark for remark in list_images(tmp_path).remarks if isinstance(remark, Doubt)]
+    assert (f"'{name}' was taken for a class" in " ".join(doubts)) == (name != "cattle")
+
+
+def test_capitals_in_a_table_may_differ_where_one_image_is_meant(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.jpg", "B.jpg"):
+        (tmp_path / name).write_bytes(b"\xff\xd8\xff")
+    (tmp_path / "labels.csv").write_text("path,label\nA.JPG,cat\nb.jpg,dog\n")
+    labels = {item.name: item.label for item in list_images(tmp_path).items}
+    assert labels == {"a.jpg": "cat", "b.jpg": "dog", "B.jpg": None}
+
+
+def test_a_text_that_begins_like_a_bitmap_is_no_image(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(b"\x89PNG")
+    (tmp_path / "README").write_text("BMW and other cars")
+    assert [item.name for item in list_images(tmp_path).items] == ["cat/1.png"]

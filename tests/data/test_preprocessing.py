@@ -127,6 +127,13 @@ def test_whitening_does_not_blow_up_pixels_that_never_vary() -> None:
     assert float(y[:, :, 0, 0].abs().max()) < 1e-3
 
 
+def test_images_too_large_to_whiten_are_refused() -> None:
+    with pytest.raises(UserError, match="at most 5,000 values, these have 12,288: choose a smaller"):
+        fit_preprocessing(
+            PreprocessingConfig(kind="zca"), torch.zeros(3, 3, 64, 64, dtype=torch.uint8), torch.arange(3)
+        )
+
+
 def test_whitening_looks_like_the_image() -> None:
     """Of all whitenings ZCA is the one nearest to the image: its matrix is symmetric and positive."""
     matrix = ZCA.fit(natural_images(), regulariser=1e-6).matrix

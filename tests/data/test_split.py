@@ -269,6 +269,8 @@ def changed(values: dict[str, object], name: str, change: object) -> dict[str, o
         ("labelled", [-1], "points to images that digits does not have"),
         ("validation", "text", "is not a split file"),
         ("unlabelled", None, "is not a split file"),
+        ("labelled", [[0, 1]], "is not a split file"),
+        ("labelled", [1.5], "is not a split file"),
     ],
 )
 def test_a_wrong_split_file_is_refused_in_one_sentence(
@@ -276,7 +278,8 @@ def test_a_wrong_split_file_is_refused_in_one_sentence(
 ) -> None:
     split = draw_split(digits, num_labels=20, num_validation=100, seed=5)
     file = tmp_path / "split.json"
-    file.write_text(json.dumps(changed(split_as_json(split, digits), name, change)))
+    values = changed(split_as_json(split, digits), name, change)
+    file.write_text(json.dumps({key: value for key, value in values.items() if key != "digest"}))
     with pytest.raises(UserError, match=message):
         read_split(file, digits)
 
@@ -284,7 +287,7 @@ def test_a_wrong_split_file_is_refused_in_one_sentence(
 def test_a_split_file_with_an_image_twice_or_no_class_is_refused(tmp_path: Path) -> None:
     dataset = made([5, 5], unlabelled=5)
     split = draw_split(dataset, num_labels=4, num_validation=2, seed=0)
-    values = split_as_json(split, dataset)
+    values = {key: value for key, value in split_as_json(split, dataset).items() if key != "digest"}
     file = tmp_path / "split.json"
     file.write_text(json.dumps(changed(values, "labelled", values["labelled"] + values["validation"])))
     with pytest.raises(UserError, match="has an image in two parts"):
@@ -300,6 +303,52 @@ def test_a_split_file_with_an_image_twice_or_no_class_is_refused(tmp_path: Path)
         read_split(file, dataset)
     with pytest.raises(UserError, match="cannot read the split file"):
         read_split(tmp_path / "missing.json", dataset)
+
+
+def test_a_split_file_cannot_make_test_images_anything_else(tmp_path: Path) -> None:
+    dataset = made([20, 20], test=10)
+    split = draw_split(dataset, num_labels=4, num_validation=5, seed=0)
+    values = split_as_json(split, dataset)
+    file = tmp_path / "split.json"
+    swapped = {**values, "validation": values["test"], "test": values["validation"]}
+    file.write_text(json.dumps(swapped))
+    with pytest.raises(UserError, match="was changed after it was written"):
+        read_split(file, dataset)
+    del swapped["digest"]
+    file.write_text(json.dumps(swapped))
+    with pytest.raises(UserError, match="mixes test images of made with others"):
+        read_split(file, dataset)
+    given = made([20, 20], validation=6)
+    split = draw_split(given, num_labels=4, num_validation=None, seed=0)
+    values = {key: value for key, value in split_as_json(split, given).items() if key != "digest"}
+    file.write_text(
+        json.dumps({**values, "validation": [], "labelled": values["labelled"] + values["validation"]})
+    )
+    with pytest.raises(UserError, match="trains on validation images of made"):
+        read_split(file, given)
+
+
+def test_many_copies_leave_less_validation_rather_than_an_error() -> None:
+    dataset = made([20, 20], copies=20)  # every training image occurs twice
+    split = draw_split(dataset, num_labels=4, num_validation=None, seed=0)
+    assert len(split.validation) == 0
+
+
+def test_the_digest_tells_the_parts_of_a_data_set_apart() -> None:
+    images, classes = torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.zeros(6, dtype=torch.long)
+    digests = {
+        Dataset(
+            "x",
+            images,
+            classes,
+            ["a"],
+            train=torch.arange(a),
+            validation=torch.arange(a, b),
+            test=torch.arange(b, 6),
+        ).digest
+        for a, b in ((2, 4), (4, 4), (2, 6), (3, 4))
+    }
+    assert len(digests) == 4
 
 
 def test_the_digest_of_a_data_set_notices_every_change() -> None:

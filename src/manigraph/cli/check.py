@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from manigraph.catalogue import RECIPES
 from manigraph.cli.targets import recipe_and_options
+from manigraph.errors import UserError
 from manigraph.options import parse
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def run(arguments: list[str]) -> int:
     from manigraph.build import check_dataset, load_dataset
     from manigraph.cli.display import data_progress
     from manigraph.config import DataConfig
+    from manigraph.data.check import no_data
     from manigraph.data.locations import Locations
     from manigraph.data.montage import save_montage
 
@@ -67,11 +70,15 @@ def run(arguments: list[str]) -> int:
 
     default = CheckOptions(RECIPES.get(recipe)("supervised").data)
     options: Any = parse(CheckOptions, extra + rest, program=f"manigraph check {target}", default=default)
-    with data_progress() as progress:
-        dataset = load_dataset(options.data, Locations.default(options.data_dir), progress)
-    _, check = check_dataset(options.data, dataset, options.seed)
-    if options.montage is not None:
-        save_montage(dataset, options.montage)
+    try:
+        with data_progress() as progress:
+            dataset = load_dataset(options.data, Locations.default(options.data_dir), progress)
+    except UserError as error:
+        check = no_data(target, str(error))
+    else:
+        _, check = check_dataset(options.data, dataset, options.seed)
+        if options.montage is not None and dataset.num_classes:
+            save_montage(dataset, options.montage)
     if options.json:
         print(json.dumps(check.as_dict(), indent=2))
     else:
@@ -83,7 +90,9 @@ def print_check(check: "Check") -> None:
     """Tables for people."""
     console = Console()
     shape = "x".join(str(size) for size in reversed(check.input_shape))
-    console.print(f"{check.dataset}: {check.num_images} images of {shape}", highlight=False)
+    if check.num_images:
+        title = f"{check.dataset}: {check.num_images} images of {shape}"
+        console.print(title, highlight=False, markup=False)
     if check.parts:
         parts = ", ".join(f"{count} {name}" for name, count in check.parts.items())
         console.print(f"split: {parts}", highlight=False)
@@ -94,11 +103,11 @@ def print_check(check: "Check") -> None:
     if check.classes:
         table = Table(box=None, pad_edge=False)
         table.add_column("class", style="cyan")
-        for column in ("images", "labelled", "validation", "test"):
+        for column in ("images", "labelled", "unlabelled", "validation", "test"):
             table.add_column(column, justify="right")
         for row in check.classes:
-            counts = (row.images, row.labelled, row.validation, row.test)
-            table.add_row(row.name, *(str(count) for count in counts))
+            counts = (row.images, row.labelled, row.unlabelled, row.validation, row.test)
+            table.add_row(escape(row.name), *(str(count) for count in counts))
         console.print(table)
     for finding in check.findings:
         style = STYLES[finding.severity]
@@ -110,9 +119,7 @@ def print_check(check: "Check") -> None:
             hidden = len(finding.examples) - EXAMPLES
             console.print(f"    … and {hidden} more (--json names all)", highlight=False)
         console.print(f"  → {finding.suggestion}", highlight=False, markup=False, soft_wrap=True)
-    if not check.findings:
-        console.print("nothing to complain about", highlight=False)
-    elif check.errors:
+    if check.errors:
         console.print("training would be wrong with this data", style="bold red")
     else:
         console.print("ready to train", highlight=False)

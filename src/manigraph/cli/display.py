@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -95,13 +96,14 @@ class TrainingDisplay:
             f"{len(job.split.validation)} validation, {len(job.split.test)} test images; "
             f"{parameters:,} parameters",
             highlight=False,
+            markup=False,
         )
         for finding in job.check.findings:
             if finding.severity == "warning":
                 self.console.print(
                     f"warning: {finding.message} ({finding.suggestion})", highlight=False, markup=False
                 )
-        self._task = self._progress.add_task(run.path.name, total=self._steps, note="")
+        self._task = self._progress.add_task(escape(run.path.name), total=self._steps, note="")
 
     def step(self, record: "StepRecord") -> None:
         """Some steps are done."""
@@ -114,10 +116,8 @@ class TrainingDisplay:
 
     def evaluation(self, part: str, step: int, evaluation: "Evaluation") -> None:
         """The error was measured on the way."""
-        self._progress.console.print(
-            f"step {step}/{self._steps}  {part} error {evaluation.error:.2f} % of {evaluation.num_images} images",
-            highlight=False,
-        )
+        measured = f"{part} error {evaluation.error:.2f} % of {evaluation.num_images} images"
+        self._progress.console.print(f"step {step}/{self._steps}  {measured}", highlight=False)
 
     def _passes_milestone(self, step: int) -> bool:
         """True about ten times in a run, whatever its length."""
@@ -140,5 +140,5 @@ def print_evaluation(part: str, evaluation: "Evaluation", class_names: tuple[str
         table.add_column("class", style="cyan")
         table.add_column("error %", justify="right")
         for name, error in zip(class_names, evaluation.class_errors, strict=True):
-            table.add_row(name, "-" if error is None else f"{error:.1f}")
+            table.add_row(escape(name), "-" if error is None else f"{error:.1f}")
         console.print(table)

@@ -18,8 +18,11 @@ def recipe_and_options(target: str) -> tuple[str, list[str]]:
         raise UserError("name a recipe or a folder of images first, as in `manigraph train digits --seed 3`")
     if target in RECIPES:
         return target, []
-    if Path(target).exists():
-        return OWN_IMAGES, ["--data.path", target]
+    try:
+        if Path(target).exists():
+            return OWN_IMAGES, ["--data.path", str(Path(target).resolve())]
+    except OSError as error:
+        raise UserError(f"'{target[:60]}…' cannot be opened: {error.strerror}") from None
     if os.sep in target or target.lower().endswith(".csv"):
         raise UserError(f"there is no folder or file '{target}': give the folder of your images")
     raise UnknownNameError("recipe or folder", target, RECIPES)

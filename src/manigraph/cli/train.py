@@ -82,7 +82,10 @@ def run(arguments: list[str]) -> int:
         )
     for part, evaluation in evaluations.items():
         print_evaluation(part, evaluation)
-    if options.config.training.select == "test":
+    selection = trained.read_json("selection.json")
+    if selection["rule"] != "last":
+        print(f"weights of step {selection['step']}, the best on {selection['rule']} images")
+    if selection["rule"] == "test":
         print(CHOSEN_ON_TEST)
     print(f"run directory: {trained.path}")
     return 0

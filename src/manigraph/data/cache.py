@@ -4,14 +4,19 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+NOT_TO_KEEP = "not-to-keep"
+"""A file of this name in a folder that is built means: of use now, but not to be remembered."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -34,15 +39,28 @@ def remember(cache: Path, key: str, build: Callable[[Path], None], read: Callabl
             return read(folder)
         shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder.parent)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name[:16]}-", dir=folder.parent))
     try:
         build(temporary)
-        result = read(temporary)  # mapped files stay mapped when the folder gets its name
-        with contextlib.suppress(OSError):  # another process was faster
-            temporary.rename(folder)
+        result = read(temporary)  # mapped files stay mapped when the folder gets its name or is removed
+        if not (temporary / NOT_TO_KEEP).exists():
+            try:
+                temporary.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # unless another process was faster
+                    raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return result
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """What processes left that were killed while they built, more than a day ago."""
+    for entry in folder.glob(".*"):
+        with contextlib.suppress(OSError):
+            if entry.stat().st_mtime < time.time() - 86_400:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def combined_digest(*parts: Any) -> str:
@@ -96,9 +114,10 @@ class Fingerprints:
     def last_key(self, image_size: int | None) -> str | None:
         """The key under which this folder's pixels were kept last, at this size."""
         try:
-            return self._pointer(image_size).read_text(encoding="ascii")
-        except OSError:
+            key = self._pointer(image_size).read_text(encoding="ascii")
+        except (OSError, ValueError):
             return None
+        return key if re.fullmatch("[0-9a-f]{64}", key) else None  # it becomes the name of a folder
 
     def set_last_key(self, image_size: int | None, key: str) -> None:
         """Remember the key under which this folder's pixels are kept."""
@@ -122,9 +141,14 @@ class Fingerprints:
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
-    Path(temporary).replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
 
 
 def _status(path: Path) -> list[int]:

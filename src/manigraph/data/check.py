@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from manigraph.data.sources.base import UNLABELLED, Dataset
+from manigraph.data.sources.base import UNLABELLED, Dataset, Doubt
 from manigraph.data.split import Split
 
 Severity = Literal["error", "warning", "note"]
@@ -41,6 +41,8 @@ class ClassCounts:
     images: int
     """All images known to be of this class, whether the split shows their class or not."""
     labelled: int
+    unlabelled: int
+    """Those of them whose class the split hides."""
     validation: int
     test: int
 
@@ -82,10 +84,7 @@ def check_data(
     findings = [*_about_files(dataset), *_about_classes(dataset)]
     if split is None:
         if not any(finding.severity == "error" for finding in findings):
-            # The way out comes last; what is wrong may name a class or a file with a colon.
-            what, colon, way_out = split_problem.rpartition(": ")
-            if not colon:
-                what, way_out = split_problem or "no split can be drawn", "change the numbers of images"
+            what, way_out = _cut(split_problem or "no split can be drawn")
             findings.append(Finding("error", "no_split", what, way_out))
     else:
         findings += _about_labels(dataset, split)
@@ -103,15 +102,36 @@ def check_data(
     )
 
 
+def no_data(name: str, problem: str) -> Check:
+    """What is to be said of a data set that cannot even be read."""
+    what, way_out = _cut(problem)
+    return Check(name, (), 0, {}, {}, [], [Finding("error", "no_data", what, way_out)])
+
+
+def _cut(problem: str) -> tuple[str, str]:
+    """What is wrong and the way out, which comes last; what is wrong may itself hold a colon."""
+    what, colon, way_out = problem.rpartition(": ")
+    return (what, way_out) if colon else (problem, "change the numbers of images")
+
+
 def _about_files(dataset: Dataset) -> Iterator[Finding]:
-    if dataset.problems:
-        total = len(dataset.problems) + len(dataset.images)
+    unlisted = [problem for problem in dataset.problems if problem.reason.startswith("listed in ")]
+    unusable = [problem for problem in dataset.problems if problem not in unlisted]
+    if unusable:
         yield Finding(
             "warning",
             "unreadable_files",
-            f"{len(dataset.problems)} of {total} files could not be used",
+            f"{len(unusable)} of {len(unusable) + len(dataset.images)} files could not be used",
             "repair or remove them; training goes on without them",
-            [f"{problem.path} ({problem.reason})" for problem in dataset.problems],
+            [f"{problem.path} ({problem.reason})" for problem in unusable],
+        )
+    if unlisted:
+        yield Finding(
+            "warning",
+            "rows_without_image",
+            f"{len(unlisted)} rows of the CSV name no image, so their labels are lost",
+            "correct the paths, which are relative to the CSV",
+            [f"{problem.path} ({problem.reason})" for problem in unlisted],
         )
     if dataset.lost_classes:
         yield Finding(
@@ -131,7 +151,9 @@ def _about_files(dataset: Dataset) -> Iterator[Finding]:
             [_name(dataset, i) for i in blank],
         )
     for remark in dataset.remarks:
-        yield Finding("note", "remark", remark, "nothing to do if this is meant")
+        doubtful = isinstance(remark, Doubt)
+        severity: Severity = "warning" if doubtful else "note"
+        yield Finding(severity, "doubt" if doubtful else "remark", remark, "nothing to do if this is meant")
 
 
 def _blank(images: Tensor, start: int) -> list[int]:
@@ -156,7 +178,19 @@ def _about_classes(dataset: Dataset) -> Iterator[Finding]:
             "error",
             "one_class",
             f"there is only one class, '{dataset.class_names[0]}'",
-            "a classifier needs at least two: label images of another one",
+            "label images of another one, or give the folder that directly holds the class folders",
+        )
+    folded: dict[str, list[str]] = {}
+    for name in dataset.class_names:
+        folded.setdefault(name.casefold(), []).append(name)
+    alike = [" and ".join(names) for names in folded.values() if len(names) > 1]
+    if alike:
+        yield Finding(
+            "warning",
+            "classes_alike",
+            f"{len(alike)} classes differ from another only in capital letters ({_few(alike)})",
+            "give them one name if they are one class",
+            alike,
         )
 
 
@@ -257,7 +291,18 @@ def _about_copies(dataset: Dataset, split: Split) -> Iterator[Finding]:
             f"remove them from {second}: their error would look too good"
             if leaks
             else "remove the copies if the result must be strict",
-            _pairs(dataset, parts[first], copies),
+            sorted(_pairs(dataset, parts[first], copies)),
+        )
+    alike = ids[split.labelled] * dataset.num_classes + dataset.classes[split.labelled]  # image and class
+    again = alike.bincount()[alike] > 1
+    if again.any():
+        distinct = len(alike[again].unique())
+        yield Finding(
+            "note",
+            "copies_labelled_labelled",
+            f"{int(again.sum())} labelled images are only {distinct} different ones",
+            "count a copy once when you count labels",
+            sorted(_name(dataset, index) for index in split.labelled[again].tolist()),
         )
     yield from _about_contradictions(dataset, split.labelled)
 
@@ -313,7 +358,7 @@ def _counts(dataset: Dataset, indices: Tensor) -> list[int]:
 
 def _class_counts(dataset: Dataset, split: Split) -> list[ClassCounts]:
     everything = torch.arange(len(dataset.images))
-    parts = (everything, split.labelled, split.validation, split.test)
+    parts = (everything, split.labelled, split.unlabelled, split.validation, split.test)
     columns = (_counts(dataset, part) for part in parts)
     return [
         ClassCounts(name, *counts)

@@ -4,6 +4,8 @@ What comes out right: JPEG, PNG, WebP, BMP, TIFF and GIF (first frame); grey, pa
 CMYK, 16 bits (scaled to 8) and rotation by EXIF. What cannot be read is a `DecodeError` with the reason.
 """
 
+import hashlib
+import io
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 MAX_PIXELS = 89_478_485
 """Where Pillow begins to warn of decompression bombs (256 MiB of RGB); here it is the limit."""
 
+MAX_BYTES = 256 << 20
+"""Larger files are not read."""
+
 GREY_MODES = frozenset({"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I;16N"})
 SIXTEEN_BITS = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
 
@@ -33,6 +38,13 @@ T = TypeVar("T")
 
 class DecodeError(ValueError):
     """A file that is no usable image, with the reason in a few words."""
+
+    may_pass = False
+    """Whether the reason lies outside the bytes of the file, so that another try may succeed."""
+
+
+class PassingTrouble(str):
+    """A reason that is not to be remembered."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +71,15 @@ def read_header(path: Path) -> Header:
         return Header(width, height, image.mode)
 
 
-def read_pixels(path: Path, size: tuple[int, int], *, grey: bool) -> npt.NDArray[np.uint8]:
+def read_pixels(
+    path: Path, size: tuple[int, int], *, grey: bool, digest: str | None = None
+) -> npt.NDArray[np.uint8]:
     """An image as (channels, height, width), resized to cover `size` = (height, width) and cropped to it.
 
-    The middle is kept; one channel if `grey`, else three.
+    The middle is kept; one channel if `grey`, else three. With a digest (SHA-256) the file must have it.
     """
     height, width = size
-    with _opened(path) as image:
+    with _opened(path, digest) as image:
         if image.format == "JPEG":
             # Decodes large photographs at 1/2, 1/4 or 1/8, never below twice what is needed.
             image.draft(None, (2 * max(size), 2 * max(size)))
@@ -83,34 +97,42 @@ def headers_of(files: Sequence[tuple[K, Path]]) -> list[tuple[K, Header | str]]:
 
 
 def pixels_of(
-    files: Sequence[tuple[K, Path]], shape: tuple[int, int, int]
+    files: Sequence[tuple[K, Path, str]], shape: tuple[int, int, int]
 ) -> list[tuple[K, npt.NDArray[np.uint8] | str]]:
-    """For each file its pixels in the given shape, or in a few words why it has none."""
+    """For each file its pixels in the given shape, or in a few words why it has none.
+
+    A file comes with the digest of its bytes: pixels of other bytes would be kept under a wrong name.
+    """
     channels, height, width = shape
     read = partial(read_pixels, size=(height, width), grey=channels == 1)
-    return [(key, _attempt(read, path)) for key, path in files]
+    return [(key, _attempt(partial(read, digest=digest), path)) for key, path, digest in files]
 
 
 def _attempt(read: Callable[[Path], T], path: Path) -> T | str:
     try:
         return read(path)
     except DecodeError as error:
-        return str(error)
+        return PassingTrouble(error) if error.may_pass else str(error)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(path: Path, digest: str | None = None) -> Iterator[Image.Image]:
     """Opens an image and turns whatever goes wrong with it inside the block into a `DecodeError`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # damaged metadata, say: the pixels are what counts
         try:
-            with _open(path) as image:
+            with _open(path, digest) as image:
                 yield image
+        except DecodeError:
+            raise
         except Exception as error:  # Pillow's readers raise many kinds
-            raise DecodeError(_reason(error)) from error
+            trouble = DecodeError(_reason(error))
+            # Errors of the system have a number, those of Pillow about the bytes have none.
+            trouble.may_pass = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
+            raise trouble from error
 
 
-def _open(path: Path) -> Image.Image:
+def _open(path: Path, digest: str | None) -> Image.Image:
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise DecodeError("a folder, not an image")
@@ -118,17 +140,27 @@ def _open(path: Path) -> Image.Image:
         raise DecodeError("not a regular file")
     if status.st_size == 0:
         raise DecodeError("empty file")
-    image = Image.open(path, formats=FORMATS)
+    if status.st_size > MAX_BYTES:
+        raise DecodeError(f"more than {MAX_BYTES >> 20} MB")
+    image = Image.open(path if digest is None else _bytes(path, digest), formats=FORMATS)
     if image.width * image.height > MAX_PIXELS:
         image.close()
         raise DecodeError(f"more than {MAX_PIXELS // 10**6} million pixels")
     return image
 
 
+def _bytes(path: Path, digest: str) -> io.BytesIO:
+    """The file's bytes, if they are still those that were listed."""
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != digest:
+        trouble = DecodeError("changed while it was read: try again")
+        trouble.may_pass = True
+        raise trouble
+    return io.BytesIO(data)
+
+
 def _reason(error: Exception) -> str:
     """In a few words, without the path, which stands beside it."""
-    if isinstance(error, DecodeError):
-        return str(error)
     if isinstance(error, UnidentifiedImageError):
         return "not an image that can be read"
     if isinstance(error, Image.DecompressionBombError):

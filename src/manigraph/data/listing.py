@@ -15,16 +15,18 @@ table that cannot be read is refused: nothing is guessed in silence.
 
 import codecs
 import csv
+import difflib
 import os
 import stat
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from manigraph.data.decode import EXTENSIONS
-from manigraph.data.sources.base import Problem
+from manigraph.data.sources.base import Doubt, Problem
 from manigraph.errors import UserError
 
 Part = Literal["train", "validation", "test"]
@@ -56,7 +58,7 @@ UNREADABLE_PHOTOS = frozenset(
 )
 """Pictures that are not decoded here; they are named, since whoever has them counts on them."""
 
-MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"II*\0", b"MM\0*")
 """First bytes of images (and `RIFF….WEBP`), for files whose name says nothing."""
 
 HEADER_BYTES = 65536
@@ -104,8 +106,10 @@ def list_images(path: Path) -> Listing:
         empty = _empty_class_folders(root, names, parts)
     if unused:
         remarks.append(
-            f"{_some(unused)} does not begin with a line that names the columns path and label, so no label "
-            f"was read from it"
+            Doubt(
+                f"{_some(unused)} does not begin with a line that names the columns path and label, so no "
+                f"label was read from it"
+            )
         )
         ignored = [name for name in ignored if name not in unused]
     if ignored:
@@ -211,6 +215,8 @@ def _starts_like_an_image(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         start = file.read(12)
+    if start.startswith(b"BM"):  # so do words; in an image four bytes after the size are 0
+        return start[6:10] == bytes(4)
     return start.startswith(MAGIC) or (start[:4] == b"RIFF" and start[8:] == b"WEBP")
 
 
@@ -283,15 +289,30 @@ def _by_folder(names: list[str], parts: Mapping[str, Part]) -> tuple[list[Item],
             nameless += 1
         else:
             items.append(Item(name, label, part))
-    remarks = [
-        f"the folder '{folder}' was taken for a class, as other class folders lie beside it"
+    remarks: list[str] = [
+        Doubt(f"the folder '{folder}' was taken for a class, as other class folders lie beside it")
         for folder in sorted(doubtful)
     ]
+    for label in sorted({item.label for item in items if item.label} - doubtful):
+        meant = _nearly_special(label)
+        if meant:
+            remarks.append(Doubt(f"the folder '{label}' was taken for a class; '{meant}' would be special"))
     if loose:
         remarks.append(f"{loose} images lie in no class folder and were taken as unlabelled")
     if nameless:
-        remarks.append(f"{nameless} images for validation or test lie in no class folder and were left out")
+        text = f"{nameless} images for validation or test lie in no class folder and were left out"
+        remarks.append(Doubt(text))
     return items, remarks
+
+
+def _nearly_special(label: str) -> str | None:
+    """The special folder name that somebody may have meant by a class of this name."""
+    name = label.casefold()
+    for special in (*PART_FOLDERS, *UNLABELLED_FOLDERS):
+        if name != special and len(special) > 3 and (name.startswith(special) or special in name.split()):
+            return special
+    near = difflib.get_close_matches(name, ("unlabelled", "unlabeled", "validation"), n=1, cutoff=0.8)
+    return near[0] if near else None
 
 
 def _find_table(root: Path) -> tuple[Path | None, list[str]]:
@@ -348,6 +369,9 @@ def _by_table(table: Path, names: list[str], problems: list[Problem]) -> tuple[l
     title = printable(table.name)
     listed: dict[str, str | None] = {}
     existing = {unicodedata.normalize("NFC", name): name for name in names} | {name: name for name in names}
+    folded = Counter(name.casefold() for name in names)
+    # In a table written on another system capitals may differ; only where that leaves one image.
+    existing = {name.casefold(): name for name in names if folded[name.casefold()] == 1} | existing
     for line, path, label in _rows(table, *columns):
         name = next((existing[form] for form in _forms(path) if form in existing), None)
         if name is None:
@@ -368,11 +392,12 @@ def _by_table(table: Path, names: list[str], problems: list[Problem]) -> tuple[l
             continue
         unlisted += name not in listed
         items.append(Item(name, label, part))
-    remarks = []
+    remarks: list[str] = []
     if unlisted:
         remarks.append(f"{unlisted} images are not listed in {title} and were taken as unlabelled")
     if nameless:
-        remarks.append(f"{nameless} images for validation or test have no label in {title} and were left out")
+        text = f"{nameless} images for validation or test have no label in {title} and were left out"
+        remarks.append(Doubt(text))
     return items, remarks
 
 
@@ -408,3 +433,4 @@ def _forms(path: str) -> Iterator[str]:
     plain = "/".join(part for part in path.replace("\\", "/").split("/") if part not in ("", "."))
     yield plain
     yield unicodedata.normalize("NFC", plain)
+    yield unicodedata.normalize("NFC", plain).casefold()

@@ -1,5 +1,6 @@
 """Decoded pixels in a file: written once, then mapped into memory, so that only what is used takes room."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ IMAGES_FILE = "images.npy"
 
 def create_pixels(folder: Path, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[np.uint8]]":
     """A new file of (N, channels, height, width) zeros to be filled in place; `flush()` it at the end."""
-    return np.lib.format.open_memmap(folder / IMAGES_FILE, mode="w+", dtype=np.uint8, shape=shape)
+    pixels = np.lib.format.open_memmap(folder / IMAGES_FILE, mode="w+", dtype=np.uint8, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        # Claim the room now: on a full disk this is an error, a later write to a mapped page a crash.
+        with (folder / IMAGES_FILE).open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, max(1, file.seek(0, os.SEEK_END)))
+    return pixels
 
 
 def map_pixels(folder: Path) -> Tensor:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from manigraph.errors import UserError
 
+MAX_WHITENED_SIZE = 5000
+"""Values of an image up to which it is whitened: the matrices grow with the square."""
+
 CHUNK = 2048
 """Images that are converted to float at a time while fitting."""
 
@@ -153,6 +156,11 @@ class ZCA:
 def fit_preprocessing(config: PreprocessingConfig, images: Tensor, indices: Tensor) -> Preprocessing:
     """What `config` asks for, measured on the images at `indices` where it is not given."""
     if config.kind == "zca":
+        if images[0].numel() > MAX_WHITENED_SIZE:
+            raise UserError(
+                f"whitening takes images of at most {MAX_WHITENED_SIZE:,} values, these have "
+                f"{images[0].numel():,}: choose a smaller data.image_size, or preprocessing.kind standardise"
+            )
         return ZCA.fit(images, indices, regulariser=config.zca_regulariser)
     if not config.mean:
         return Standardise.fit(images, indices)

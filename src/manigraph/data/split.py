@@ -60,7 +60,8 @@ def draw_split(
         num_labels: Labelled images in all; None means every known class that validation leaves.
         num_validation: Images held out; None means a fifth of those whose class is known (and not needed
             as a label), at most 1,000.
-        seed: Decides the draw. The labelled images of a seed do not depend on `num_validation`.
+        seed: Decides the draw. With `num_labels`, the labelled images of a seed do not depend on
+            `num_validation`.
         stratify: How `num_labels` are shared among the classes.
     """
     if dataset.num_classes == 0:
@@ -108,8 +109,9 @@ def _draw_some_labels(
     rest = dataset.train[~torch.isin(dataset.train, chosen)]
     rest = rest[torch.randperm(len(rest), generator=generator)]
     if num_validation is None:
-        known = int((dataset.classes[rest] != UNLABELLED).sum())
-        num_validation = min(known // DEFAULT_VALIDATION_SHARE, MAX_DEFAULT_VALIDATION)
+        known = dataset.classes[rest] != UNLABELLED
+        singles = int((known & ~dataset.has_copy[rest]).sum())
+        num_validation = min(int(known.sum()) // DEFAULT_VALIDATION_SHARE, MAX_DEFAULT_VALIDATION, singles)
     if num_validation >= len(rest) and num_validation:
         raise UserError(
             f"{num_validation} validation images leave none of the {len(rest)} unlabelled ones: "
@@ -156,8 +158,10 @@ def _draw_validation(dataset: Dataset, candidates: Tensor, count: int, keep: int
 
 
 def _by_class(dataset: Dataset, indices: Tensor) -> list[Tensor]:
+    """Indices of each class in their order; those without a class are left out."""
     classes = dataset.classes[indices]
-    return [indices[classes == c] for c in range(dataset.num_classes)]
+    counts = (classes + 1).bincount(minlength=dataset.num_classes + 1)  # unlabelled ones come first
+    return list(indices[classes.argsort(stable=True)].split(counts.tolist()))[1:]
 
 
 def _label_counts(dataset: Dataset, num_labels: int, stratify: Stratify) -> list[int]:
@@ -216,8 +220,8 @@ def read_split(path: Path, dataset: Dataset) -> Split:
     """A split that was drawn before, from a run's `split.json` or a file like it."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        parts = {field.name: torch.tensor(values[field.name], dtype=torch.long) for field in fields(Split)}
-        origin = values.get("dataset")
+        parts = {field.name: _indices(values[field.name]) for field in fields(Split)}
+        origin, digest = values.get("dataset"), values.get("digest")
     except OSError as error:
         raise UserError(f"cannot read the split file '{path}': {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -225,6 +229,9 @@ def read_split(path: Path, dataset: Dataset) -> Split:
             f"'{path}' is not a split file: it should be a run's split.json, with labelled, unlabelled, "
             f"validation and test indices"
         ) from None
+    split = Split(**parts)
+    if digest is not None and digest != split.digest:
+        raise UserError(f"the split '{path}' was changed after it was written: its digest is another one")
     if origin not in (None, dataset.digest):
         raise UserError(
             f"the split '{path}' was drawn from other images than {dataset.name} holds now: use the same "
@@ -235,7 +242,18 @@ def read_split(path: Path, dataset: Dataset) -> Split:
         raise UserError(f"the split '{path}' points to images that {dataset.name} does not have")
     if len(together.unique()) != len(together):
         raise UserError(f"the split '{path}' has an image in two parts, or twice in one")
+    kept = torch.cat([split.labelled, split.unlabelled, split.validation])
+    if torch.isin(kept, dataset.test).any() or not torch.isin(split.test, dataset.test).all():
+        raise UserError(f"the split '{path}' mixes test images of {dataset.name} with others")
+    if torch.isin(torch.cat([split.labelled, split.unlabelled]), dataset.validation).any():
+        raise UserError(f"the split '{path}' trains on validation images of {dataset.name}")
     for part in ("labelled", "validation", "test"):
         if (dataset.classes[parts[part]] == UNLABELLED).any():
             raise UserError(f"the split '{path}' has a {part} image whose class is not known")
-    return Split(**parts)
+    return split
+
+
+def _indices(values: Any) -> Tensor:
+    if not isinstance(values, list) or any(type(value) is not int for value in values):
+        raise TypeError("a part of a split is a list of whole numbers")
+    return torch.tensor(values, dtype=torch.long)

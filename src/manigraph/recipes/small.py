@@ -1,4 +1,4 @@
-"""Real images on a small machine: CNN-13 at a quarter of its width and 3,000 steps, otherwise the paper's.
+"""Real images on a small machine: CNN-13 at a quarter of its width, 32 + 64 images, 3,000 steps.
 
 Nothing here is tuned yet; the settings are the paper's wherever they do not have to be smaller.
 """

@@ -27,6 +27,7 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
     def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
+        # Paths may hold bytes that are not UTF-8; JSON writes them as \\udc.. and reads them back.
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
 
     write_atomically(path, write)

@@ -27,6 +27,10 @@ class SourceRequest:
     progress: Progress = silent
 
 
+class Doubt(str):
+    """A remark on something that may well be meant otherwise."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """A file that could not be used, and why."""
@@ -56,7 +60,7 @@ class Dataset:
     problems: Sequence[Problem] = ()
     """Own images: files that were left out."""
     remarks: Sequence[str] = ()
-    """Own images: what was taken how, where it is not obvious; one sentence each."""
+    """What was taken how, where it is not obvious; one sentence each."""
     lost_classes: Sequence[str] = ()
     """Own images: classes that have a name but not one readable image."""
     original_formats: Mapping[str, int] = field(default_factory=dict)
@@ -76,7 +80,9 @@ class Dataset:
     def digest(self) -> str:
         """SHA-256 that changes when an image, a class or their order does."""
         parts = (self.images, self.classes, self.train, self.validation, self.test)
-        digest = hashlib.sha256(repr([list(self.class_names), self.images.shape]).encode())
+        lengths = [len(part) for part in parts]
+        shapes = [list(self.class_names), tuple(self.images.shape), str(self.images.dtype), lengths]
+        digest = hashlib.sha256(repr(shapes).encode())
         for part in parts:
             digest.update(part.contiguous().numpy().data)
         return digest.hexdigest()

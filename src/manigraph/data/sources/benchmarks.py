@@ -40,6 +40,8 @@ class Benchmark:
     channels: int
     size: int
     num_classes: int
+    full_size: tuple[int, int]
+    """Training and test images of the whole data set."""
     formats: tuple[Format, ...]
     """Tried in this order."""
     subfolders: tuple[str, ...]
@@ -57,6 +59,7 @@ CIFAR10 = Benchmark(
     channels=3,
     size=32,
     num_classes=10,
+    full_size=(50_000, 10_000),
     formats=(partial(find_parquet, channels=3, size=32), partial(find_cifar, layout=CIFAR10_LAYOUT)),
     subfolders=("plain_text", CIFAR10_LAYOUT.folder),
     class_names=(
@@ -78,6 +81,7 @@ CIFAR100 = Benchmark(
     channels=3,
     size=32,
     num_classes=100,
+    full_size=(50_000, 10_000),
     formats=(partial(find_parquet, channels=3, size=32), partial(find_cifar, layout=CIFAR100_LAYOUT)),
     subfolders=("cifar100", CIFAR100_LAYOUT.folder),
     pickled=("cifar-100-python.tar.gz", "cifar-100-python"),
@@ -87,6 +91,7 @@ SVHN = Benchmark(
     channels=3,
     size=32,
     num_classes=10,
+    full_size=(73_257, 26_032),
     formats=(partial(find_parquet, channels=3, size=32), find_svhn),
     subfolders=("cropped_digits",),
     class_names=tuple(str(digit) for digit in range(10)),
@@ -96,6 +101,7 @@ FASHION_MNIST = Benchmark(
     channels=1,
     size=28,
     num_classes=10,
+    full_size=(60_000, 10_000),
     formats=(partial(find_parquet, channels=1, size=28), partial(find_idx, size=28)),
     subfolders=("fashion_mnist",),
     # Spelled as in the hub's files, so that both formats give the same data set.
@@ -159,7 +165,19 @@ def _read(benchmark: Benchmark, folder: Path) -> Dataset:
         class_names=about["class_names"],
         train=torch.arange(about["num_train"]),
         test=torch.arange(about["num_train"], len(classes)),
+        remarks=_remarks(benchmark, about["num_train"], len(classes) - about["num_train"]),
     )
+
+
+def _remarks(benchmark: Benchmark, num_train: int, num_test: int) -> list[str]:
+    """Whether this is the whole data set."""
+    if (num_train, num_test) == benchmark.full_size:
+        return []
+    whole_train, whole_test = benchmark.full_size
+    return [
+        f"these are {num_train:,} of the {whole_train:,} training and {num_test:,} of the {whole_test:,} "
+        f"test images of {benchmark.name}, so errors are not comparable with published ones"
+    ]
 
 
 def _find(benchmark: Benchmark, data: Path) -> tuple[Part, Part]:

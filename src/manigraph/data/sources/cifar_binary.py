@@ -223,10 +223,10 @@ def find_cifar(folder: Path, layout: CifarLayout) -> tuple[Part, Part] | None:
     store: Store
     needed = (*layout.train, *layout.test, layout.names)
     missing = [name for name in needed if not (folder / name).is_file()]
-    if (folder / layout.archive).is_file():
-        store = ArchiveStore(folder / layout.archive, layout.folder)
-    elif not missing:
+    if not missing:
         store = FolderStore(folder)
+    elif (folder / layout.archive).is_file():
+        store = ArchiveStore(folder / layout.archive, layout.folder)
     elif any((folder / name).is_file() for name in layout.train):
         raise UserError(f"{folder} lacks {missing[0]}: unpack {layout.archive} again")
     else:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from manigraph.data.cache import Fingerprints, Progress, combined_digest, remember
-from manigraph.data.decode import DecodeError, Header, headers_of, pixels_of, read_header
+from manigraph.data.cache import NOT_TO_KEEP, Fingerprints, Progress, combined_digest, remember
+from manigraph.data.decode import DecodeError, Header, PassingTrouble, headers_of, pixels_of, read_header
 from manigraph.data.listing import Item, Listing, list_images, printable
 from manigraph.data.pixels import IMAGES_FILE, create_pixels, map_pixels
 from manigraph.data.sources.base import UNLABELLED, Dataset, Problem, SourceRequest
@@ -138,12 +138,16 @@ def _build(
         shape = _shape([header for _, header in images], image_size)
         failed = _write_pixels(folder, [file for file, _ in images], shape, previous, progress)
         problems |= {images[row][0].digest: reason for row, reason in failed.items()}
-        images = [image for row, image in enumerate(images) if row not in failed]
+        # A file that failed goes with all files of the same content, wherever they lie.
+        lost = [row for row, (file, _) in enumerate(images) if file.digest in problems]
+        images = [image for image in images if image[0].digest not in problems]
         if _shape([header for _, header in images], image_size) == shape:
             break
         # The damaged files alone were of another kind: without them all images get another shape.
-    if failed:
-        _remove_rows(folder, failed.keys())
+    if lost:
+        _remove_rows(folder, set(lost))
+    if any(isinstance(reason, PassingTrouble) for reason in problems.values()):
+        (folder / NOT_TO_KEEP).touch()
     about = {
         "shape": shape,
         "digests": [file.digest for file, _ in images],
@@ -169,7 +173,7 @@ def _write_pixels(
             if file.digest in row_of:
                 pixels[row] = old[row_of[file.digest]]
                 copied.add(row)
-    wanted = [(row, file.path) for row, file in enumerate(files) if row not in copied]
+    wanted = [(row, file.path, file.digest) for row, file in enumerate(files) if row not in copied]
     failed: dict[int, str] = {}
     for row, result in _in_parallel(pixels_of, wanted, "decoding images", progress, shape):
         if isinstance(result, str):
@@ -222,7 +226,7 @@ def _remove_rows(folder: Path, rows: Collection[int]) -> None:
 
 def _in_parallel(
     work: Callable[..., list[tuple[K, Any]]],
-    files: Sequence[tuple[K, Path]],
+    files: Sequence[tuple[K, *tuple[Any, ...]]],
     what: str,
     progress: Progress,
     *settings: Any,
@@ -258,6 +262,7 @@ def _worked(
 
 def _dataset(listing: Listing, files: Sequence[_File], decoded: _Decoded, problems: list[Problem]) -> Dataset:
     items = [file.item for file in files if file.digest not in decoded.problems]
+    assert len(items) == len(decoded.pixels), "one row of pixels for each image"
     problems += [
         Problem(file.item.name, decoded.problems[file.digest])
         for file in files
