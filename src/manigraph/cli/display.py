@@ -1,7 +1,9 @@
 """What a person sees while a run trains: a live bar in a terminal, plain lines elsewhere."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -76,7 +78,7 @@ class TrainingDisplay:
             disable=not self._live,
         )
         self.data = DataProgress(self.console, self._progress)
-        self._steps, self._tenth = 1, 0
+        self._steps, self._tenth, self._began = 1, -1, 0.0
 
     def __enter__(self) -> "TrainingDisplay":
         self._progress.start()
@@ -89,7 +91,7 @@ class TrainingDisplay:
 
     def start(self, run: "RunDirectory", job: "Job") -> None:
         """A run begins."""
-        self._steps, self._tenth = job.trainer.config.steps, 0
+        self._steps, self._tenth, self._began = job.trainer.config.steps, -1, time.monotonic()
         parameters = sum(p.numel() for p in job.trainer.algorithm.parameters())
         self.console.print(
             f"{run.path.name}: {len(job.split.labelled)} labelled, {len(job.split.unlabelled)} unlabelled, "
@@ -110,17 +112,20 @@ class TrainingDisplay:
         self._progress.update(self._task, completed=record.step, note=f"loss {record.loss:.3f}")
         if not self._live and self._passes_milestone(record.step):
             terms = "  ".join(f"{name} {value:.3f}" for name, value in record.terms.items())
-            self.console.print(
-                f"step {record.step}/{self._steps}  loss {record.loss:.3f}  {terms}", highlight=False
-            )
+            where = f"step {record.step}/{self._steps}  {self._time_left(record.step)}"
+            self.console.print(f"{where}  loss {record.loss:.3f}  {terms}", highlight=False)
 
     def evaluation(self, part: str, step: int, evaluation: "Evaluation") -> None:
         """The error was measured on the way."""
         measured = f"{part} error {evaluation.error:.2f} % of {evaluation.num_images} images"
         self._progress.console.print(f"step {step}/{self._steps}  {measured}", highlight=False)
 
+    def _time_left(self, step: int) -> str:
+        seconds = (time.monotonic() - self._began) / step * (self._steps - step)
+        return f"{timedelta(seconds=round(seconds))} left"
+
     def _passes_milestone(self, step: int) -> bool:
-        """True about ten times in a run, whatever its length."""
+        """True at the first record, and about ten times in a run, whatever its length."""
         tenth = step * LINES_PER_RUN // self._steps
         passes = tenth > self._tenth
         self._tenth = tenth
