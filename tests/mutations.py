@@ -688,6 +688,12 @@ MUTATIONS += [
         "entry[0] == status[0]",
     ),
     Mutation(
+        "data: figures measured on validation images too",
+        "build.py",
+        "seen = torch.cat([split.labelled, split.unlabelled])",
+        "seen = torch.cat([split.labelled, split.unlabelled, split.validation])",
+    ),
+    Mutation(
         "data: seed not used for the weights",
         "build.py",
         "torch.manual_seed(config.seed)",

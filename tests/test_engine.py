@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from manigraph.build import build
+from manigraph.build import build, load_dataset
 from manigraph.catalogue import RECIPES
 from manigraph.config import BackboneConfig, Config
 from manigraph.data.augmentation import AugmentationConfig
@@ -151,6 +151,19 @@ def test_whitening_is_kept_with_the_run(tmp_path: Path) -> None:
     (run.path / "preprocessing.safetensors").unlink()
     with pytest.raises(UserError, match=r"preprocessing.json' is damaged"):
         evaluate_run(run, "test")
+
+
+def test_preprocessing_never_sees_validation_or_test_images() -> None:
+    config = quick()
+    config = replace(config, data=replace(config.data, validation=200))
+    dataset = load_dataset(config.data)
+    clean = build(config, dataset=dataset)
+    poisoned = dataset.images.clone()
+    hidden = torch.cat([clean.split.validation, clean.split.test])
+    poisoned[hidden] = (poisoned[hidden] + 100) * (1 + hidden.view(-1, 1, 1, 1) % 2).to(torch.uint8)
+    other = build(config, dataset=replace(dataset, images=poisoned))
+    assert other.split.digest == clean.split.digest
+    assert other.preprocessing == clean.preprocessing
 
 
 # Which weights count

@@ -135,3 +135,12 @@ def test_class_images_come_class_by_class() -> None:
 
 def test_supervised_training_draws_no_unlabelled_images() -> None:
     assert next(stream(DataRequest())).unlabelled == {}
+
+
+def test_labelled_images_are_augmented_too() -> None:
+    batches = stream(DataRequest(labelled={"image": "weak", "as_is": "plain"}))
+    pairs = [next(batches).labelled for _ in range(5)]
+    changed = [
+        not torch.equal(a, b) for views in pairs for a, b in zip(views["image"], views["as_is"], strict=True)
+    ]
+    assert sum(changed) > len(changed) / 2

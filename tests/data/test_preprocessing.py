@@ -119,6 +119,16 @@ def test_whitening_is_fitted_on_the_images_it_is_given_only() -> None:
     assert torch.equal(first.matrix, second.matrix)
 
 
+@pytest.mark.parametrize("kind", ["standardise", "zca"])
+def test_figures_are_measured_on_the_training_images_only(kind: str) -> None:
+    x = natural_images()
+    poisoned = x.clone()
+    poisoned[400:] = 255 - poisoned[400:] // 2
+    config = PreprocessingConfig(kind=kind)  # type: ignore[arg-type]
+    first, second = (fit_preprocessing(config, images, torch.arange(400)) for images in (x, poisoned))
+    assert torch.equal(first(x), second(x))
+
+
 def test_whitening_does_not_blow_up_pixels_that_never_vary() -> None:
     x = natural_images()
     x[:, :, 0, 0] = 9
