@@ -67,6 +67,30 @@ def test_a_whole_run_with_the_graph_off_is_a_run_of_pi_vat(dropout: float) -> No
     assert_bitwise_equal(pi_vat, {name: graph_off[name] for name in pi_vat})
 
 
+def test_the_seed_decides_the_first_weights_the_batches_and_the_split() -> None:
+    jobs = [build(quick(seed=seed)) for seed in (0, 0, 1)]
+    first, again, other = ([p.detach() for p in job.trainer.algorithm.parameters()] for job in jobs)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True) if a.ndim > 1)
+    batches = [next(job.batches).labelled["image"] for job in jobs]
+    assert torch.equal(batches[0], batches[1])
+    assert not torch.equal(batches[0], batches[2])
+    assert jobs[0].split.digest == jobs[1].split.digest != jobs[2].split.digest
+
+
+def test_validation_and_test_images_are_never_in_a_batch() -> None:
+    """Every image drawn over two rounds of the stream is one that the split gives for training."""
+    config = quick()
+    config = replace(config, data=replace(config.data, validation=300))
+    job = build(config)
+    drawn: set[int] = set()
+    for _ in range(20):
+        next(job.batches)
+        drawn |= set(job.batches.state_dict()["unlabelled"].tolist())
+    assert drawn <= set(job.split.unlabelled.tolist())
+    assert len(drawn) > 800
+
+
 def test_own_images_are_trained_on_and_evaluated_again(tmp_path: Path, locations: Locations) -> None:
     config = own_images(tmp_path)
     run, evaluations = train(config, tmp_path / "runs", locations=locations)
