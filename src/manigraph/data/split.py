@@ -75,10 +75,12 @@ def draw_split(
     if num_validation is not None and num_validation < 0:
         raise UserError(f"the number of validation images cannot be negative, got {num_validation}")
     generator = torch.Generator().manual_seed(seed)
-    draw = _draw_all_labels if num_labels is None else _draw_some_labels
-    labelled, validation, unlabelled = draw(
-        dataset, num_labels or 0, 0 if given else num_validation, generator, stratify
-    )
+    held_out = 0 if given else num_validation
+    if num_labels is None:
+        labelled, validation, unlabelled = _draw_all_labels(dataset, held_out, generator)
+    else:
+        counts = _label_counts(dataset, num_labels, stratify)
+        labelled, validation, unlabelled = _draw_some_labels(dataset, counts, held_out, generator)
     return Split(
         labelled=labelled,
         unlabelled=unlabelled,
@@ -88,11 +90,7 @@ def draw_split(
 
 
 def _draw_some_labels(
-    dataset: Dataset,
-    num_labels: int,
-    num_validation: int | None,
-    generator: torch.Generator,
-    stratify: Stratify,
+    dataset: Dataset, counts: Sequence[int], num_validation: int | None, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """For the classes in order a permutation of their images, of which the first are labelled.
 
@@ -100,9 +98,7 @@ def _draw_some_labels(
     others are unlabelled.
     """
     labelled = []
-    for candidates, count in zip(
-        _by_class(dataset, dataset.train), _label_counts(dataset, num_labels, stratify), strict=True
-    ):
+    for candidates, count in zip(_by_class(dataset, dataset.train), counts, strict=True):
         order = torch.randperm(len(candidates), generator=generator)
         labelled.append(candidates[order[:count]])
     chosen = torch.cat(labelled)
@@ -122,11 +118,7 @@ def _draw_some_labels(
 
 
 def _draw_all_labels(
-    dataset: Dataset,
-    num_labels: int,
-    num_validation: int | None,
-    generator: torch.Generator,
-    stratify: Stratify,
+    dataset: Dataset, num_validation: int | None, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Validation takes some of each class, which keeps at least one label; the other labels are used."""
     order = dataset.train[torch.randperm(len(dataset.train), generator=generator)]
