@@ -1,6 +1,6 @@
 """What passes between the data, a method and the training loop."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -75,6 +75,9 @@ class StepOutput:
 
     terms: Mapping[str, Tensor]
     """Weighted terms; the loss is their sum."""
+    health: Callable[[], Mapping[str, float]] = dict
+    """Signs of whether the method works, by name; computed only when they are asked for. `largest_class`
+    is the share of predictions that fall into the most frequent class."""
 
     @property
     def loss(self) -> Tensor:

@@ -1,7 +1,7 @@
 """The training loop: batches in, an algorithm and an optimiser stepped. It knows no method."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -62,6 +62,10 @@ class StepRecord:
     terms: dict[str, float]
     learning_rate: float
     momentum: float
+    images_per_second: float = 0.0
+    """Labelled and unlabelled images, over the steps since the last record; evaluation does not count."""
+    health: dict[str, float] = field(default_factory=dict)
+    """Signs of whether the method works, at this step."""
 
 
 class Trainer:
