@@ -33,7 +33,7 @@ class Shard:
         """
         if self.size == 1:
             return rows
-        gathered: Tensor = _Gather.apply(rows, self)
+        gathered: Tensor = _Gather.apply(rows, self)  # type: ignore[no-untyped-call]
         return gathered
 
 
