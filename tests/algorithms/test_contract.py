@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +28,19 @@ from tests.helpers import (
     gradients_of,
     normal,
     recorded_inputs,
+    recorded_outputs,
     running_statistics,
     step_of,
     term_values,
 )
 
 CASES = all_cases()
+HEALTH_EQUATIONS = (
+    "attention_entropy",
+    "largest_class_share",
+    "own_class_attention",
+    "prototype_similarity",
+)
 every_method = pytest.mark.parametrize("case", CASES, ids=str)
 
 
@@ -151,6 +159,76 @@ def test_step_works_in_mixed_precision(case: Case) -> None:
     assert term_values(output)["classification"] == pytest.approx(exact["classification"], rel=0.05)
     assert all(term.isfinite() for term in output.terms.values())
     assert all(gradient.isfinite().all() for gradient in gradients_of(algorithm, output.loss).values())
+
+
+# Health
+
+
+@every_method
+@pytest.mark.parametrize("dropout", [0.0, None])
+def test_health_is_finite_numbers_and_has_the_largest_class(case: Case, dropout: float | None) -> None:
+    algorithm = build(case, dropout=dropout)
+    health = step_of(algorithm, batch_for(algorithm)).health()
+    assert 1 / NUM_CLASSES <= health["largest_class"] <= 1
+    assert all(type(value) is float and -1 <= value <= 1 for value in health.values()), health
+
+
+@every_method
+def test_largest_class_is_of_the_clean_predictions(case: Case) -> None:
+    # Labelled images and the first view of the unlabelled ones, all at once or one kind at a time.
+    algorithm = build(case)
+    with recorded_outputs(algorithm.model.linear) as seen:
+        health = step_of(algorithm, batch := batch_for(algorithm)).health()
+    number = NUM_LABELLED + (NUM_UNLABELLED if batch.unlabelled else 0)
+    clean: list[list[float]] = []
+    while len(clean) < number:
+        clean += seen.pop(0).tolist()
+    predictions = [row.index(max(row)) for row in clean]
+    most = max(predictions.count(c) for c in range(NUM_CLASSES))
+    assert health["largest_class"] == pytest.approx(most / number)
+
+
+@every_method
+def test_health_changes_nothing_and_may_be_asked_for_late(case: Case) -> None:
+    """No gradient, buffer or random state; and after an update it still tells of the step itself."""
+    algorithm, context = build(case, dropout=None), context_at()
+    output = step_of(algorithm, batch_for(algorithm), context)
+    output.loss.backward()
+
+    def state() -> dict[str, Tensor]:
+        gradients = {f"{n}.grad": p.grad for n, p in algorithm.named_parameters() if p.grad is not None}
+        random = {"torch": torch.get_rng_state(), "step": context.generator.get_state()}
+        return copied({**algorithm.state_dict(), **gradients, **random})
+
+    before = state()
+    health = output.health()
+    assert_bitwise_equal(state(), before)
+    with torch.no_grad():
+        for parameter in algorithm.parameters():
+            parameter.add_(normal(*parameter.shape).float())
+    assert output.health() == health
+
+
+@every_method
+def test_health_is_not_computed_unless_asked_for(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_now(*values: Any, **named: Any) -> Tensor:
+        raise AssertionError("health was computed")
+
+    for module in [m for name, m in sys.modules.items() if name.startswith("manigraph.algorithms")]:
+        for equation in HEALTH_EQUATIONS:
+            monkeypatch.setattr(module, equation, not_now, raising=False)
+    algorithm = build(case)
+    output = step_of(algorithm, batch_for(algorithm))
+    with pytest.raises(AssertionError, match="health was computed"):
+        output.health()
+
+
+@every_method
+def test_health_in_mixed_precision_is_asked_for_outside_of_it(case: Case) -> None:
+    algorithm = build(case)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = step_of(algorithm, batch_for(algorithm))
+    assert all(-1 <= value <= 1 for value in output.health().values())
 
 
 # Views

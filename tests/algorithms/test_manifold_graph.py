@@ -29,6 +29,8 @@ from tests.helpers import (
     step_of,
     term_values,
 )
+from tests.reference import prototypes as reference
+from tests.reference.graph import attention, attention_entropy, own_class_attention
 
 GENERATED = case_named("manifold_graph-generated")
 LABELLED_IMAGES = case_named("manifold_graph-labelled_images")
@@ -195,6 +197,45 @@ def test_margin_of_the_boundary_can_be_a_constant() -> None:
     (value, gradient), (same_value, other_gradient) = found
     assert torch.equal(value, same_value)
     assert not torch.allclose(gradient, other_gradient)
+
+
+# Health
+
+
+@both_kinds
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_heads": 2, "scale": 0.2, "prototypes_per_class": 4}], ids=["defaults", "heads"]
+)
+def test_health_of_the_graph_from_the_features_of_the_step(case: Case, changes: dict[str, Any]) -> None:
+    algorithm = build(case, **changes).double()
+    batch = batch_for(algorithm, dtype=torch.float64)
+    with recorded_outputs(algorithm.model.linear) as logits:
+        _, features, labels, nodes = captured(algorithm)
+    health = step_of(algorithm, batch).health()
+    graph = model_of(algorithm).graph
+    with torch.no_grad():
+        images, prototypes = graph.embedding(features), graph.embedding(nodes)
+    rows = [torch.cat([image.unsqueeze(0), prototypes]) for image in images]
+    weights = torch.stack([attention(row, scale=algorithm.config.scale)[0, :, 1:] for row in rows])
+    predicted = logits[0][NUM_LABELLED:].argmax(dim=1).tolist()
+    nearest = reference.nearest_centre(features[NUM_LABELLED:], reference.class_centres(nodes, NUM_CLASSES))
+    expected = {
+        "own_class_attention": own_class_attention(weights[:NUM_LABELLED], labels, NUM_CLASSES).item(),
+        "attention_entropy": attention_entropy(weights).item(),
+        "prototype_similarity": reference.prototype_similarity(nodes, NUM_CLASSES).item(),
+        "pseudo_label_agreement": sum(a == b for a, b in zip(nearest, predicted, strict=True)) / len(nearest),
+    }
+    assert {name: health[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert set(health) == {"largest_class", *expected}
+
+
+def test_health_of_the_graph_is_left_out_where_there_is_none() -> None:
+    def names(**changes: Any) -> set[str]:
+        algorithm = build(GENERATED, **changes)
+        return set(step_of(algorithm, batch_for(algorithm)).health())
+
+    assert names(warmup_fraction=1.0) == {"largest_class"}
+    assert names() - names(prototypes_per_class=1) == {"prototype_similarity"}
 
 
 # Labelled images as nodes

@@ -14,6 +14,7 @@ from manigraph.functional import (
     entropy,
     kl_consistency,
     kl_divergence,
+    largest_class_share,
     mse_consistency,
 )
 from tests.helpers import assert_agree, check_gradients, normal, receivers
@@ -154,3 +155,16 @@ def test_permuting_the_batch_permutes_the_distances() -> None:
     order = torch.randperm(6, generator=torch.Generator().manual_seed(0))
     expected = kl_divergence(target, student)[order]
     torch.testing.assert_close(kl_divergence(target[order], student[order]), expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_largest_class_share_is_the_reference(seed: int) -> None:
+    logits = normal(9, 4, seed=seed)
+    assert largest_class_share(logits).item() == pytest.approx(reference.largest_class_share(logits))
+
+
+def test_largest_class_share_by_hand() -> None:
+    # Classes 2, 0, 2, 2 of 3: three of four. The last alone: all.
+    logits = torch.tensor([[0.0, 1.0, 2.0], [3.0, -1.0, 2.0], [-3.0, -2.0, -1.0], [0.0, 0.0, 5.0]])
+    assert largest_class_share(logits).item() == 0.75
+    assert largest_class_share(logits[3:]).item() == 1.0

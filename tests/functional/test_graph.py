@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from manigraph.functional import (
+    attention_entropy,
     attention_weights,
     image_context,
     image_share,
+    own_class_attention,
     prototype_context,
     refine,
     refine_prototypes,
@@ -249,3 +251,36 @@ def test_extreme_scores_stay_finite(signs: tuple[int, int], dtype: torch.dtype) 
 def test_one_prototype_cannot_attend_to_others() -> None:
     with pytest.raises(ValueError, match="attention among prototypes needs at least 2 prototypes, got 1"):
         prototype_context(normal(1, 2, 2))
+
+
+# What the attention is like
+
+
+def rows_of_attention(num_heads: int, num_prototypes: int) -> Tensor:
+    return normal(B, num_heads, num_prototypes, seed=1).softmax(dim=2)
+
+
+@pytest.mark.parametrize("num_heads", HEADS)
+@pytest.mark.parametrize("per_class", [1, 2, 3])
+def test_summaries_of_the_attention_are_the_reference(num_heads: int, per_class: int) -> None:
+    weights, classes = rows_of_attention(num_heads, 4 * per_class), torch.tensor([3, 0, 1])
+    assert_agree(
+        lambda w: own_class_attention(w, classes, 4),
+        lambda w: reference.own_class_attention(w, classes, 4),
+        weights,
+    )
+    assert_agree(attention_entropy, reference.attention_entropy, weights)
+
+
+def test_summaries_of_the_attention_by_hand() -> None:
+    # Two classes of two prototypes. Image 1 of class 1: .2 + .4 = .6; image 2 of class 0: .5 + .5 = 1.
+    # Entropy of the second row: ln 2, which is half of ln 4.
+    weights = torch.tensor([[[0.3, 0.1, 0.2, 0.4]], [[0.5, 0.5, 0.0, 0.0]]], dtype=torch.float64)
+    assert own_class_attention(weights, torch.tensor([1, 0]), 2).item() == pytest.approx(0.8)
+    assert attention_entropy(weights[1:]).item() == pytest.approx(0.5)
+
+
+def test_limits_of_the_attention_entropy() -> None:
+    alike, single = torch.full((2, 3, 5), 0.2), torch.eye(5).view(5, 1, 5)
+    assert attention_entropy(alike).item() == pytest.approx(1)
+    assert attention_entropy(single).item() == 0

@@ -11,6 +11,7 @@ from manigraph.functional import (
     cosine_similarity,
     divergence,
     nearest_centre,
+    prototype_similarity,
 )
 from tests.helpers import assert_agree, check_gradients, normal, receivers, seeded, value_and_gradients
 from tests.reference import prototypes as reference
@@ -273,3 +274,26 @@ def test_average_length_is_a_constant() -> None:
 def test_margin_must_leave_something(margin: float) -> None:
     with pytest.raises(ValueError, match=f"the divergence margin must be below 1, got {margin}"):
         divergence(PAIRS, 2, margin=margin)
+
+
+# Similarity within a class
+
+
+@pytest.mark.parametrize("per_class", [2, 3, 5])
+def test_prototype_similarity_is_the_reference(per_class: int) -> None:
+    assert_agree(
+        lambda p: prototype_similarity(p, 3),
+        lambda p: reference.prototype_similarity(p, 3),
+        normal(3 * per_class, 4),
+    )
+
+
+def test_prototype_similarity_by_hand() -> None:
+    # Cosines .8 in class 0 and 0 in class 1; lengths and the other class do not count.
+    assert prototype_similarity(PAIRS, 2).item() == pytest.approx(0.4)
+    assert prototype_similarity(rows([1, 2], [2, 4], [-1, 1], [-3, 3]), 2).item() == pytest.approx(1)
+
+
+def test_prototype_similarity_needs_pairs() -> None:
+    with pytest.raises(ValueError, match="at least 2 prototypes per class, got 1"):
+        prototype_similarity(normal(3, 4), 3)

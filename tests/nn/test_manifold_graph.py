@@ -64,6 +64,17 @@ def test_layer_is_the_reference(num_heads: int, scale: float, prototype_update: 
     assert_agree(ours, loops, normal(B, D, seed=1), normal(P, D, seed=2), *weights)
 
 
+@pytest.mark.parametrize(("num_heads", "scale"), [(1, 1.0), (3, 0.4)])
+def test_attention_of_the_images_is_that_of_their_graphs(num_heads: int, scale: float) -> None:
+    graph = layer(num_heads, "per_image", scale)
+    images, prototypes = (graph.embedding(normal(n, D, seed=n)) for n in (B, P))
+    expected = [
+        reference.attention(torch.cat([image.unsqueeze(0), prototypes]), scale=scale)[0, :, 1:]
+        for image in images
+    ]
+    torch.testing.assert_close(graph.image_attention(images, prototypes), torch.stack(expected))
+
+
 @pytest.mark.parametrize(("prototype_update", "graphs"), [("per_image", B), ("shared", 1), ("none", 1)])
 def test_number_of_graphs_in_which_prototypes_are_refined(
     prototype_update: PrototypeUpdate, graphs: int

@@ -64,6 +64,14 @@ def class_imbalance(logits: Tensor) -> Tensor:
     return distance
 
 
+def largest_class_share(logits: Tensor) -> float:
+    """How many of the images the most frequent prediction has, as a share."""
+    votes = [0] * logits.shape[1]
+    for row in logits.tolist():
+        votes[row.index(max(row))] += 1
+    return max(votes) / len(logits)
+
+
 def balancing_bias(logits: Tensor, *, num_iterations: int) -> Tensor:
     """b ← b - log C - log mean softmax(logits + b), from 0, shifted to mean 0: all classes as frequent."""
     C = logits.shape[1]

@@ -1,11 +1,12 @@
 """Section 4: the graph of one image, with all its P + 1 nodes and all its edges."""
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tests.reference.consistency import softmax
+from tests.reference.consistency import added, softmax
 from tests.reference.prototypes import leaky
 
 
@@ -36,6 +37,21 @@ def attention(embeddings: Tensor, *, scale: float = 1.0) -> Tensor:
             zero = torch.zeros((), dtype=torch.float64)
             rows.append(torch.stack([weight_of.get(j, zero) for j in range(N)]))
     return torch.stack(rows).view(N, H, N)
+
+
+def own_class_attention(weights: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """Weight of every image and head on each prototype of its class, the first K being of class 0."""
+    B, H, P = weights.shape
+    K = P // num_classes
+    own = [weights[b, h, p] for b in range(B) for h in range(H) for p in range(P) if p // K == classes[b]]
+    return added(own) / (B * H)
+
+
+def attention_entropy(weights: Tensor) -> Tensor:
+    """-Σ w log w of every image and head, in units of log P."""
+    B, H, P = weights.shape
+    rows = [added(-w * torch.log(w) for w in weights[b, h] if w > 0) for b in range(B) for h in range(H)]
+    return added(rows) / (B * H * math.log(P))
 
 
 def contexts(embeddings: Tensor, *, scale: float = 1.0) -> Tensor:

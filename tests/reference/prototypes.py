@@ -147,3 +147,14 @@ def divergence(prototypes: Tensor, num_classes: int, *, margin: float, reduction
                 angle = positive_part(cosine(first, second) - margin) / (1 - margin)
                 terms.append(magnitude if magnitude.item() < angle.item() else angle)
     return added(terms) / (max(len(terms), 1) if reduction == "mean" else 1)
+
+
+def prototype_similarity(prototypes: Tensor, num_classes: int) -> Tensor:
+    """S of every unordered pair of one class: their mean, then the mean over classes."""
+    K = len(prototypes) // num_classes
+    means = []
+    for c in range(num_classes):
+        of_class = prototypes[c * K : (c + 1) * K]
+        pairs = [cosine(of_class[i], of_class[j]) for i in range(K) for j in range(i + 1, K)]
+        means.append(added(pairs) / len(pairs))
+    return added(means) / num_classes

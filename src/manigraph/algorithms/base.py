@@ -5,11 +5,14 @@ names the weights to evaluate. It touches no optimiser, device, logger or file, 
 it and the loop needs to know no method.
 """
 
+from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
+from manigraph.functional import largest_class_share
 from manigraph.nn import Classifier
 from manigraph.nn.backbones.base import Backbone
 
@@ -51,3 +54,17 @@ class Algorithm(nn.Module, Generic[ConfigT]):
     def inference_model(self) -> nn.Module:
         """The module, images to logits, whose predictions count."""
         return self.model
+
+
+def prediction_health(*logits: Tensor) -> Callable[[], dict[str, float]]:
+    """The signs of health that every method has, from the clean predictions of its batch.
+
+    `largest_class`: share of the predictions that fall into the most frequent class.
+    """
+    constants = [part.detach() for part in logits]
+    return lambda: health_values(largest_class=largest_class_share(torch.cat(constants)))
+
+
+def health_values(**signs: Tensor) -> dict[str, float]:
+    """As plain numbers; rounding may have carried one past the end of its range."""
+    return {name: sign.clamp(-1, 1).item() for name, sign in signs.items()}

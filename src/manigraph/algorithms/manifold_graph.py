@@ -27,16 +27,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manigraph.algorithms.base import health_values, prediction_health
 from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation, with_masks
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import (
     anchor_angle,
     anchor_boundary,
     anchor_magnitude,
+    attention_entropy,
     class_centres,
     cosine_similarity,
     divergence,
     nearest_centre,
+    own_class_attention,
+    prototype_similarity,
 )
 from manigraph.nn import (
     GraphClassifier,
@@ -158,9 +162,12 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
             "classification": F.cross_entropy(labelled_logits, batch.labels),
             **self.unlabelled_terms(target_logits, student_logits, context.progress),
         }
+        health = prediction_health(labelled_logits, target_logits)
         if nodes is not None:
             terms |= self._prototype_terms(features, batch.labels, nodes)
-        return StepOutput(terms)
+            graph_health = self._graph_health(features, batch.labels, nodes, target_logits)
+            return StepOutput(terms, lambda: {**health(), **graph_health()})
+        return StepOutput(terms, health)
 
     def inference_model(self) -> nn.Module:
         return self.model.frozen()
@@ -208,3 +215,35 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
             "divergence": config.divergence_weight * spread,
             "prototypes": config.prototype_weight * prototype_classification,
         }
+
+    def _graph_health(
+        self, features: Tensor, labels: Tensor, nodes: Nodes, target_logits: Tensor
+    ) -> Callable[[], dict[str, float]]:
+        """Whether the graph is of use: to whom images listen, and what the prototypes are like.
+
+        `own_class_attention`: attention of a labelled image to the prototypes of its own class.
+        `attention_entropy`: 1 if images listen to all prototypes alike.
+        `prototype_similarity`: mean cosine of the prototypes of one class, if there are several.
+        `pseudo_label_agreement`: share of unlabelled images whose nearest centre is of the class
+        that the model predicts.
+        """
+        C, graph = self.model.num_classes, self.model.graph
+        # Embedded now: by the time it is asked for, φ may have been updated.
+        with torch.no_grad():
+            embeddings = graph.embedding(features)
+        features, predictions = features.detach(), target_logits.detach()
+        prototypes, node_embeddings = (tensor.detach() for tensor in nodes)
+
+        def health() -> dict[str, float]:
+            weights = graph.image_attention(embeddings.float(), node_embeddings.float())
+            pseudo_labels = nearest_centre(features[len(labels) :], class_centres(prototypes, C))
+            signs = {
+                "own_class_attention": own_class_attention(weights[: len(labels)], labels, C),
+                "attention_entropy": attention_entropy(weights),
+                "pseudo_label_agreement": (pseudo_labels == predictions.argmax(dim=1)).float().mean(),
+            }
+            if len(prototypes) > C:
+                signs["prototype_similarity"] = prototype_similarity(prototypes.float(), C)
+            return health_values(**signs)
+
+        return health

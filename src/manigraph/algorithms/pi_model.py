@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from manigraph.algorithms.base import prediction_health
 from manigraph.algorithms.parts import ConsistencyAlgorithm, ConsistencyConfig
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import frozen_running_statistics
@@ -49,5 +50,6 @@ class PiModel(ConsistencyAlgorithm["PiModel.Config"]):
             {
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
                 **self.unlabelled_terms(target_logits, student_logits, context.progress),
-            }
+            },
+            prediction_health(labelled_logits, target_logits),
         )

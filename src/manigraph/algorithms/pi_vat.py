@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manigraph.algorithms.base import prediction_health
 from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation, with_masks
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import RandomState, frozen_running_statistics
@@ -60,5 +61,6 @@ class PiVAT(ConsistencyAlgorithm["PiVAT.Config"]):
             {
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
                 **self.unlabelled_terms(target_logits, student_logits, context.progress),
-            }
+            },
+            prediction_health(labelled_logits, target_logits),
         )

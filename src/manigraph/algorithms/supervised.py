@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
-from manigraph.algorithms.base import Algorithm
+from manigraph.algorithms.base import Algorithm, prediction_health
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 
 
@@ -25,4 +25,5 @@ class Supervised(Algorithm["Supervised.Config"]):
 
     def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
         logits = self.model(batch.labelled["image"])
-        return StepOutput({"classification": F.cross_entropy(logits, batch.labels)})
+        terms = {"classification": F.cross_entropy(logits, batch.labels)}
+        return StepOutput(terms, prediction_health(logits))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 
+from manigraph.algorithms.base import prediction_health
 from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation, with_masks
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import RandomState, frozen_running_statistics
@@ -51,5 +52,6 @@ class VAT(ConsistencyAlgorithm["VAT.Config"]):
             {
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
                 **self.unlabelled_terms(target_logits, student_logits, context.progress),
-            }
+            },
+            prediction_health(labelled_logits, target_logits),
         )

@@ -13,12 +13,15 @@ from manigraph.functional.consistency import (
     entropy,
     kl_consistency,
     kl_divergence,
+    largest_class_share,
     mse_consistency,
 )
 from manigraph.functional.graph import (
+    attention_entropy,
     attention_weights,
     image_context,
     image_share,
+    own_class_attention,
     prototype_context,
     refine,
     refine_prototypes,
@@ -31,12 +34,14 @@ from manigraph.functional.prototypes import (
     cosine_similarity,
     divergence,
     nearest_centre,
+    prototype_similarity,
 )
 
 __all__ = [
     "anchor_angle",
     "anchor_boundary",
     "anchor_magnitude",
+    "attention_entropy",
     "attention_weights",
     "class_centres",
     "class_imbalance",
@@ -47,9 +52,12 @@ __all__ = [
     "image_share",
     "kl_consistency",
     "kl_divergence",
+    "largest_class_share",
     "mse_consistency",
     "nearest_centre",
+    "own_class_attention",
     "prototype_context",
+    "prototype_similarity",
     "refine",
     "refine_prototypes",
     "virtual_adversarial_direction",

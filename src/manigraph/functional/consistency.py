@@ -49,6 +49,11 @@ def entropy(logits: Float[Tensor, "B C"]) -> Float[Tensor, ""]:
     return -(log_probs.exp() * log_probs).sum(dim=1).mean()
 
 
+def largest_class_share(logits: Float[Tensor, "B C"]) -> Float[Tensor, ""]:
+    """Share of the images whose largest logit is that of the most frequent such class: 1 if all agree."""
+    return logits.argmax(dim=1).bincount().max() / len(logits)
+
+
 def class_imbalance(logits: Float[Tensor, "B C"]) -> Float[Tensor, ""]:
     """KL(uniform ‖ mean prediction of the batch): 0 if all classes are predicted equally often.
 

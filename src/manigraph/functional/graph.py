@@ -11,11 +11,12 @@ in every graph and an image enters a prototype's softmax as one more exponential
 Embeddings g carry a head axis: (nodes, H, E). Heads never mix before φ2.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 LEAKY_SLOPE = 0.1
@@ -41,6 +42,27 @@ def attention_weights(
     The image's own edge is left out, so only prototypes remain and no mask is needed.
     """
     return F.softmax(scale * _scores(image_embeddings, prototype_embeddings), dim=2)
+
+
+def own_class_attention(
+    weights: Float[Tensor, "B H P"], classes: Int[Tensor, " B"], num_classes: int
+) -> Float[Tensor, ""]:
+    """Σ w_bp over the prototypes p of image b's own class: mean over images and heads.
+
+    Args:
+        weights: Rows of `attention_weights`.
+        classes: Class of every image.
+        num_classes: C; prototypes are class-major.
+    """
+    by_class: Tensor = weights.unflatten(2, (num_classes, -1)).sum(dim=3)  # (B, H, C)
+    own: Tensor = by_class[torch.arange(len(classes), device=classes.device), :, classes]  # (B, H)
+    return own.mean()
+
+
+def attention_entropy(weights: Float[Tensor, "B H P"]) -> Float[Tensor, ""]:
+    """-Σ_p w_bp log w_bp / log P, mean over images and heads: 0 for a single prototype, 1 for all alike."""
+    entropies: Tensor = torch.special.entr(weights).sum(dim=2)  # (B, H)
+    return entropies.mean() / math.log(weights.shape[2])
 
 
 def image_context(

@@ -164,3 +164,18 @@ def divergence(
     if reduction == "sum" or terms.numel() == 0:
         return terms.sum()
     return terms.mean()
+
+
+def prototype_similarity(prototypes: Float[Tensor, "P D"], num_classes: int) -> Float[Tensor, ""]:
+    """Mean of S(p_i, p_j) over the pairs of prototypes of one class: 1 if a class has in fact but one.
+
+    Args:
+        prototypes: Class-major, at least 2 of each class.
+        num_classes: C.
+    """
+    grouped = prototypes.view(num_classes, -1, prototypes.shape[1])  # (C, K, D)
+    K = grouped.shape[1]
+    if K < 2:
+        raise ValueError(f"pairs of prototypes need at least 2 prototypes per class, got {K}")
+    i, j = torch.triu_indices(K, K, offset=1, device=prototypes.device)
+    return cosine_similarity(grouped, grouped)[:, i, j].mean()

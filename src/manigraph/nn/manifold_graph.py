@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from manigraph.functional.graph import (
     LEAKY_SLOPE,
+    attention_weights,
     image_context,
     prototype_context,
     refine,
@@ -55,6 +56,12 @@ class ManifoldGraph(nn.Module):
         """G = φ(f), split into heads."""
         embedded = F.leaky_relu(self.embed(features), LEAKY_SLOPE)
         return embedded.view(len(features), self.num_heads, -1)
+
+    def image_attention(
+        self, image_embeddings: Float[Tensor, "B H E"], prototype_embeddings: Float[Tensor, "P H E"]
+    ) -> Float[Tensor, "B H P"]:
+        """How much the image node of each graph hears of which prototype: its row of w."""
+        return attention_weights(image_embeddings, prototype_embeddings, scale=self.scale)
 
     def refine_images(
         self, features: Float[Tensor, "B D"], prototype_embeddings: Float[Tensor, "P H E"]
