@@ -13,7 +13,8 @@ from PIL import Image
 
 from manigraph.build import check_dataset, load_dataset
 from manigraph.config import DataConfig
-from manigraph.data.check import Check, ClassCounts, Finding, check_data
+from manigraph.data.batches import BatchConfig
+from manigraph.data.check import Check, ClassCounts, Finding, check_batches, check_data
 from manigraph.data.locations import Locations
 from manigraph.data.sources.base import UNLABELLED, Dataset, Problem
 from manigraph.data.split import Split
@@ -565,3 +566,50 @@ def test_rows_of_a_table_without_an_image_are_counted_apart() -> None:
     kinds = {f.kind: f.message for f in Images().clean().check(problems=problems).findings}
     assert kinds["unreadable_files"].startswith("1 of ")
     assert kinds["rows_without_image"].startswith("1 rows of the CSV name no image")
+
+
+# Batches
+
+
+def batch_findings(
+    num_labelled: int, pool: int, batch: BatchConfig, *, uses_unlabelled: bool = True
+) -> dict[str, Finding]:
+    split = Images().add("labelled", 0, num_labelled).split()
+    findings = check_batches(split, batch, pool=pool, uses_unlabelled=uses_unlabelled)
+    assert all(finding.severity == "warning" for finding in findings)
+    return {finding.kind: finding for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("num_labelled", "pool", "expected"),
+    [
+        (20, 1480, set()),  # the digits recipe
+        (16, 128, set()),
+        (15, 128, {"labelled_batch_too_large"}),
+        (16, 127, {"unlabelled_batch_too_large"}),
+        (1, 1, {"labelled_batch_too_large", "unlabelled_batch_too_large"}),
+        (0, 0, set()),  # that there are none is another finding
+    ],
+)
+def test_batches_larger_than_the_data(num_labelled: int, pool: int, expected: set[str]) -> None:
+    assert set(batch_findings(num_labelled, pool, BatchConfig(32, 128))) == expected
+
+
+def test_the_unlabelled_batch_does_not_matter_to_a_method_without_it() -> None:
+    assert batch_findings(20, 3, BatchConfig(32, 128), uses_unlabelled=False) == {}
+
+
+def test_warnings_of_batches_name_numbers_that_give_no_warning() -> None:
+    found = batch_findings(6, 40, BatchConfig(32, 128))
+    labelled, unlabelled = found["labelled_batch_too_large"], found["unlabelled_batch_too_large"]
+    assert labelled.message == (
+        "a batch of 32 labelled images holds each of the 6 there are 5.3 times on average"
+    )
+    assert labelled.suggestion.endswith(": --batch.labelled 6")
+    assert unlabelled.message == (
+        "a batch of 128 unlabelled images is larger than all 40 there are, so it holds some more than once"
+    )
+    assert unlabelled.suggestion == "use smaller batches: --batch.unlabelled 40"
+    assert batch_findings(6, 40, BatchConfig(6, 40)) == {}
+    # A batch has at least two images, however few there are.
+    assert batch_findings(1, 1, BatchConfig())["unlabelled_batch_too_large"].suggestion.endswith(" 2")

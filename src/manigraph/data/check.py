@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from manigraph.data.batches import BatchConfig
 from manigraph.data.sources.base import UNLABELLED, Dataset, Doubt
 from manigraph.data.split import Split
 
@@ -18,6 +19,10 @@ HARMLESS_SHARE = 0.01
 FEW_LABELS = 5
 MUCH_IMBALANCE = 5
 SMALL_VALIDATION = 50
+
+MANY_REPEATS = 2
+"""A batch that holds each labelled image more often than this on average is warned of. Somewhat more than
+once is meant where labels are few: each time it is augmented anew."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,45 @@ def check_data(
         classes=[] if split is None else _class_counts(dataset, split),
         findings=sorted(findings, key=lambda finding: order.index(finding.severity)),
     )
+
+
+def check_batches(split: Split, batch: BatchConfig, *, pool: int, uses_unlabelled: bool) -> list[Finding]:
+    """What is to be said of batches that are larger than what they are drawn from.
+
+    Args:
+        split: For the number of labelled images.
+        batch: Sizes of a batch.
+        pool: Number of images from which the unlabelled part of a batch is drawn.
+        uses_unlabelled: Whether the method learns from unlabelled images.
+    """
+    findings = []
+    num_labelled = len(split.labelled)
+    if 0 < MANY_REPEATS * num_labelled < batch.labelled:
+        findings.append(
+            Finding(
+                "warning",
+                "labelled_batch_too_large",
+                f"a batch of {batch.labelled} labelled images holds each of the {num_labelled} there are "
+                f"{batch.labelled / num_labelled:.1f} times on average",
+                f"use smaller batches, which take less time: --batch.labelled {_batch_size(num_labelled)}",
+            )
+        )
+    if uses_unlabelled and 0 < pool < batch.unlabelled:
+        findings.append(
+            Finding(
+                "warning",
+                "unlabelled_batch_too_large",
+                f"a batch of {batch.unlabelled} unlabelled images is larger than all {pool} there are, so it "
+                f"holds some more than once",
+                f"use smaller batches: --batch.unlabelled {_batch_size(pool)}",
+            )
+        )
+    return findings
+
+
+def _batch_size(images: int) -> int:
+    """All images, but no fewer than a batch must have."""
+    return max(images, 2)
 
 
 def no_data(name: str, problem: str) -> Check:
