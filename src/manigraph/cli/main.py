@@ -10,6 +10,7 @@ from manigraph.errors import NonFiniteLossError, UnknownNameError, UserError
 
 COMMANDS = {
     "train": "train a classifier by a recipe or on a folder of images",
+    "lr-find": "find how high the learning rate may go, before training",
     "check": "look at a data set for what would make training wrong",
     "evaluate": "measure a trained run on its test images",
     "demo": "compare methods on digits with 20 labels, in about three minutes",
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(command: str, arguments: list[str]) -> int:
     if command not in COMMANDS:
         raise UnknownNameError("command", command, COMMANDS)
-    module = importlib.import_module(f"manigraph.cli.{command}")
+    module = importlib.import_module(f"manigraph.cli.{command.replace('-', '_')}")
     code: int = module.run(arguments)
     return code
 
