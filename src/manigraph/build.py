@@ -1,6 +1,6 @@
 """The one place where a configuration becomes objects."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,20 @@ from manigraph.algorithms.base import Algorithm
 from manigraph.catalogue import ALGORITHMS, BACKBONES, DATASETS
 from manigraph.config import Config, DataConfig
 from manigraph.data.augmentation import AugmentationConfig
-from manigraph.data.batches import BatchStream
+from manigraph.data.batches import BatchConfig, BatchStream
 from manigraph.data.cache import Progress, silent
-from manigraph.data.check import Check, check_data
+from manigraph.data.check import Check, check_batches, check_data
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
 from manigraph.data.preprocessing import Preprocessing, fit_preprocessing
 from manigraph.data.sources.base import Dataset, SourceRequest
 from manigraph.data.split import Split, draw_split, read_split
 from manigraph.errors import UserError
-from manigraph.training.loop import Trainer
+from manigraph.nn import Layers, Passes
+from manigraph.nn.compiling import compile_backbone
+from manigraph.training.execution import Execution, choose_device
+from manigraph.training.loop import Precision, Trainer
+from manigraph.training.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -94,22 +98,42 @@ def build(
     dataset: Dataset | None = None,
     locations: Locations | None = None,
     progress: Progress = silent,
+    execution: Execution | None = None,
+    processes: Processes | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> Job:
-    """Data, split, model, optimiser and batches of one run; `dataset` takes the place of a named one.
+    """Data, split, model, optimiser and batches of one run.
 
     Refuses data that would make training wrong. Seeds torch's global generator, from which weights and
     dropout masks are drawn: call it inside `torch.random.fork_rng` to leave the caller's random numbers
     alone.
+
+    Args:
+        config: What to compute.
+        dataset: Images in memory, in the place of those that the configuration names.
+        locations: Where data sets and decoded pixels are; by default from the environment.
+        progress: Called while data is read and prepared.
+        execution: Where and how to compute; by default on the best device there is.
+        processes: All processes of the training; by default this one alone.
+        preprocessing: That of a run which is taken up again; by default measured on the images.
     """
+    execution = Execution() if execution is None else execution
+    processes = Processes(choose_device(execution.device)) if processes is None else processes
+    _check_parts(config.batch, processes.shard.size, execution.accumulate)
     if dataset is None:
-        dataset = load_dataset(config.data, locations, progress)
+        with processes.one_after_the_other():  # the first decodes, the others find it in the cache
+            dataset = load_dataset(config.data, locations, progress)
     needs_unlabelled = ALGORITHMS.get(config.algorithm).uses_unlabelled
     split, check = check_dataset(config.data, dataset, config.seed, needs_unlabelled=needs_unlabelled)
     if split is None or check.errors:
         raise UserError(_refusal(check))
     _check_shifts(config.augmentation, dataset.input_shape)
     seen = torch.cat([split.labelled, split.unlabelled])
-    preprocessing = fit_preprocessing(config.preprocessing, dataset.images, seen)
+    pool = seen if config.data.labelled_in_pool else split.unlabelled
+    sizes = check_batches(split, config.batch, pool=len(pool), uses_unlabelled=needs_unlabelled)
+    check = replace(check, findings=(*check.findings, *sizes))
+    if preprocessing is None:
+        preprocessing = fit_preprocessing(config.preprocessing, dataset.images, seen)
     images = PreparedImages(dataset.images, preprocessing, progress)
 
     torch.manual_seed(config.seed)
@@ -118,7 +142,9 @@ def build(
     algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stub
     # Dropout masks do not depend on how many random numbers the weights took.
     torch.manual_seed(_derived_seed(config.seed, 3))
-    trainer = Trainer(algorithm, config.schedule, config.training, _generator(config.seed, 1))
+    place_algorithm(algorithm, config.training.precision, execution, processes)
+    noise = torch.Generator(processes.device).manual_seed(_derived_seed(config.seed, 1))
+    trainer = Trainer(algorithm, config.schedule, config.training, noise, processes)
     return Job(
         dataset=dataset,
         split=split,
@@ -130,14 +156,40 @@ def build(
             images,
             dataset.classes,
             labelled=split.labelled,
-            unlabelled=seen if config.data.labelled_in_pool else split.unlabelled,
+            unlabelled=pool,
             num_classes=dataset.num_classes,
             request=algorithm.data_request(),
             batch=config.batch,
             augmentation=config.augmentation,
-            generator=_generator(config.seed, 2),
+            generator=torch.Generator().manual_seed(_derived_seed(config.seed, 2)),
+            shard=processes.shard,
+            device=processes.device,
         ),
     )
+
+
+def place_algorithm(
+    algorithm: Algorithm[Any], precision: Precision, execution: Execution, processes: Processes
+) -> None:
+    """Put a method where it is to be computed, in the way it is to be computed."""
+    algorithm.to(processes.device)
+    algorithm.model.passes = Passes(dtype=getattr(torch, precision), parts=execution.accumulate)
+    algorithm.distribute(processes.shard)
+    for module in algorithm.modules():
+        if isinstance(module, Layers):
+            module.recompute = execution.recompute
+    if execution.compile:
+        compile_backbone(algorithm.model.backbone)
+
+
+def _check_parts(batch: BatchConfig, processes: int, parts: int) -> None:
+    parts *= processes
+    for name, size in (("labelled", batch.labelled), ("unlabelled", batch.unlabelled)):
+        if size % parts:
+            raise UserError(
+                f"batch.{name} {size} cannot be divided among {parts} parts ({processes} processes times "
+                f"--accumulate): use --batch.{name} {max(1, size // parts) * parts}"
+            )
 
 
 def _check_shifts(augmentation: AugmentationConfig, input_shape: tuple[int, ...]) -> None:
@@ -157,8 +209,3 @@ def _refusal(check: Check) -> str:
 def _derived_seed(seed: int, purpose: int) -> int:
     """Another seed for each purpose of one seed."""
     return 1_000_003 * (seed + 1) + purpose
-
-
-def _generator(seed: int, purpose: int) -> torch.Generator:
-    """Independent random numbers for each purpose of one seed."""
-    return torch.Generator().manual_seed(_derived_seed(seed, purpose))

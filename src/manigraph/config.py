@@ -96,6 +96,21 @@ def as_dict(config: Config[Any]) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def deciding_settings(config: Any) -> dict[str, Any]:
+    """The settings as plain values, without those that are marked neutral and at their default.
+
+    A setting that came later and is off then leaves measured results as they are.
+    """
+    settings: dict[str, Any] = {}
+    for field_ in dataclasses.fields(config):
+        value = getattr(config, field_.name)
+        if dataclasses.is_dataclass(value):
+            settings[field_.name] = deciding_settings(value)
+        elif not (field_.metadata.get("neutral") and value == field_.default):
+            settings[field_.name] = value
+    return settings
+
+
 def as_options(values: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Nested values as command-line options: {"data": {"labels": 50}} is `--data.labels 50`.
 

@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from manigraph.sharding import ALONE, Shard
+
 ViewKind = Literal["plain", "weak"]
 """How a view is made: "plain" is the preprocessed image, "weak" is randomly augmented."""
 
@@ -52,6 +54,24 @@ class Batch:
     class_images: Tensor | None = None
     """(C · images_per_class, ...), class-major, if asked for."""
 
+    @property
+    def num_images(self) -> int:
+        """Labelled and unlabelled images, however many views there are of them."""
+        return len(self.labels) + len(next(iter(self.unlabelled.values()), ()))
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on another device."""
+
+        def moved(views: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: view.to(device, non_blocking=True) for name, view in views.items()}
+
+        return Batch(
+            labelled=moved(self.labelled),
+            labels=self.labels.to(device, non_blocking=True),
+            unlabelled=moved(self.unlabelled),
+            class_images=None if self.class_images is None else self.class_images.to(device),
+        )
+
 
 @dataclass(frozen=True)
 class StepContext:
@@ -61,7 +81,14 @@ class StepContext:
     """From 0."""
     total_steps: int
     generator: torch.Generator
-    """For noise and perturbations, on the device of the batch."""
+    """For noise and perturbations, on the device of the batch; it agrees in all processes."""
+    shard: Shard = ALONE
+    """Which part of the whole batch this process holds."""
+
+    def normal_like(self, images: Tensor) -> Tensor:
+        """Standard normal noise for each image, of which this process draws all and keeps its own."""
+        shape = (len(images) * self.shard.size, *images.shape[1:])
+        return self.shard.own(images.new_empty(shape).normal_(generator=self.generator))
 
     @property
     def progress(self) -> float:
@@ -76,8 +103,8 @@ class StepOutput:
     terms: Mapping[str, Tensor]
     """Weighted terms; the loss is their sum."""
     health: Callable[[], Mapping[str, float]] = dict
-    """Signs of whether the method works, by name; computed only when they are asked for. `largest_class`
-    is the share of predictions that fall into the most frequent class."""
+    """Signs of whether the method works, by name; computed only when they are asked for, which must be before
+    the weights change. `largest_class` is the share of predictions in the most frequent class."""
 
     @property
     def loss(self) -> Tensor:

@@ -1,31 +1,30 @@
-"""Train one configuration into a run directory, and read a trained model back."""
+"""Train one configuration into a run directory, take a run up again, and read a trained model back."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from manigraph.algorithms.base import Algorithm
 from manigraph.build import Job, build, build_algorithm, load_dataset
-from manigraph.config import Config, as_dict, from_dict
+from manigraph.config import Config, as_dict, as_options, from_dict
 from manigraph.data.cache import Progress, silent
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
 from manigraph.data.preprocessing import Preprocessing, preprocessing_from_state
 from manigraph.data.sources.base import Dataset
 from manigraph.data.split import split_as_json
-from manigraph.errors import NonFiniteLossError, UserError
-from manigraph.runs import RunDirectory, write_atomically
+from manigraph.errors import UserError
+from manigraph.options import parse
+from manigraph.runs import RunDirectory, write_bytes
+from manigraph.session import Observer, Part, Session, Silence
+from manigraph.training.checkpoint import Checkpoints, tensor_bytes
 from manigraph.training.evaluation import Evaluation, evaluate, predict_logits
-from manigraph.training.loop import StepRecord
-from manigraph.training.selection import Selection
-
-Part = Literal["validation", "test"]
+from manigraph.training.execution import Execution
+from manigraph.training.processes import Processes, start_processes
 
 
 def train(
@@ -36,11 +35,15 @@ def train(
     dataset: Dataset | None = None,
     locations: Locations | None = None,
     progress: Progress = silent,
-    on_start: Callable[[RunDirectory, Job], None] = lambda run, job: None,
-    on_step: Callable[[StepRecord], None] = lambda record: None,
-    on_evaluation: Callable[[Part, int, Evaluation], None] = lambda part, step, evaluation: None,
+    execution: Execution | None = None,
+    processes: Processes | None = None,
+    observer: Observer | None = None,
+    estimate: bool = False,
 ) -> tuple[RunDirectory, dict[Part, Evaluation]]:
     """Train to the end in a new folder below `runs`.
+
+    SIGTERM and Ctrl-C write a checkpoint and raise `Interrupted`; `resume` goes on from there, or from the
+    last checkpoint of a run that was killed.
 
     Args:
         config: What to compute.
@@ -49,60 +52,119 @@ def train(
         dataset: Images in memory, in the place of those that the configuration names.
         locations: Where data sets and decoded pixels are; by default from the environment.
         progress: Called while data is read and prepared.
-        on_start: Called once, when all is built and before the first step.
-        on_step: Called with each record of metrics.
-        on_evaluation: Called with the part, the step and each evaluation on the way.
+        execution: Where and how to compute.
+        processes: All processes of the training, if they are started already.
+        observer: Is told what happens.
+        estimate: Measure a few steps first, to say what the run will take.
 
     Returns:
         The run directory, and the evaluations of the final weights.
     """
+    execution = Execution() if execution is None else execution
+    processes = start_processes(execution) if processes is None else processes
     with torch.random.fork_rng():
-        job = build(config, dataset=dataset, locations=locations, progress=progress)
-        selection = Selection(config.training.select)
-        part: Part = "test" if selection.rule == "test" else "validation"
-        if config.training.evaluate_every and len(getattr(job.split, part)) == 0:
+        job = build(
+            config,
+            dataset=dataset,
+            locations=locations,
+            progress=progress,
+            execution=execution,
+            processes=processes,
+        )
+        _check_evaluations(config, job)
+        path = ""
+        if processes.is_first:
+            run = RunDirectory.create(runs, name or config.run_name)
+            _describe(run, config, execution, job, in_memory=dataset is not None)
+            path = str(run.path)
+        run = RunDirectory(Path(processes.first_says(path)))
+        session = Session(run, job, execution, observer or Silence())
+        return run, session.carry_out(None, taken_up=False, wants_estimate=estimate)
+
+
+def resume(
+    path: Path,
+    *,
+    dataset: Dataset | None = None,
+    locations: Locations | None = None,
+    progress: Progress = silent,
+    execution: Execution | None = None,
+    processes: Processes | None = None,
+    observer: Observer | None = None,
+    estimate: bool = False,
+) -> tuple[RunDirectory, dict[Part, Evaluation]]:
+    """Go on with a run that was interrupted or killed; the result is that of one that never was.
+
+    Args:
+        path: The run directory.
+        dataset: The images in memory, if the run was trained on such.
+        locations: Where data sets and decoded pixels are; by default from the environment.
+        progress: Called while data is read and prepared.
+        execution: Where and how to compute; by default as before.
+        processes: All processes of the training, if they are started already.
+        observer: Is told what happens.
+        estimate: Measure a few steps first, to say what the run will take.
+    """
+    run = RunDirectory.open(path)
+    if run.status().state == "finished":
+        raise UserError(f"the run '{path}' is finished: there is nothing to go on with")
+    config = from_dict(run.read_json("config.json"), source=str(path / "config.json"))
+    execution = stored_execution(run) if execution is None else execution
+    processes = start_processes(execution) if processes is None else processes
+    snapshot = Checkpoints(path / "checkpoints", run.id).read()
+    data = run.read_json("data.json")
+    if data.get("in_memory") and dataset is None:
+        raise UserError(f"the run '{path}' was trained on arrays in memory: resume it from Python")
+    with torch.random.fork_rng():
+        job = build(
+            config,
+            dataset=dataset,
+            locations=locations,
+            progress=progress,
+            execution=execution,
+            processes=processes,
+            preprocessing=_load_preprocessing(run),
+        )
+        if job.dataset.digest != data.get("digest"):
             raise UserError(
-                f"training.evaluate_every needs {part} images and there are none: set data.validation, or "
-                f"training.evaluate_every 0"
+                f"{job.dataset.name} holds other images now than when '{path}' was trained: put the same "
+                f"ones in place"
             )
-        run = RunDirectory.create(runs, name or config.run_name)
-        try:
-            _describe(run, config, job, in_memory=dataset is not None)
-            on_start(run, job)
-
-            def record_step(record: StepRecord) -> None:
-                run.append_line("metrics.jsonl", asdict(record))
-                on_step(record)
-
-            def evaluate_on_the_way() -> None:
-                algorithm = job.trainer.evaluated_algorithm()
-                evaluation, _ = _measure(job, algorithm.inference_model(), part)
-                _record(run, part, job.trainer.step, evaluation, final=False)
-                if selection.rule != "last":
-                    selection.consider(job.trainer.step, evaluation.error, algorithm)
-                on_evaluation(part, job.trainer.step, evaluation)
-
-            job.trainer.run(job.batches, record_step, evaluate_on_the_way)
-            evaluations = _conclude(run, job, selection)
-        except NonFiniteLossError as error:
-            run.set_status("failed", str(error))
-            _save_weights(run, job.trainer.evaluated_algorithm())
-            raise
-        except KeyboardInterrupt:
-            run.set_status("interrupted", f"stopped by hand at step {job.trainer.step}")
-            _save_weights(run, job.trainer.evaluated_algorithm())
-            raise
-        except BaseException as error:
-            run.set_status("failed", f"{type(error).__name__}: {error}")
-            raise
-        run.set_status("finished")
-    return run, evaluations
+        if job.split.digest != run.read_json("split.json").get("digest"):
+            raise UserError(
+                f"the split of '{path}' cannot be drawn again with this version of manigraph: use the one "
+                f"named in its provenance.json"
+            )
+        session = Session(run, job, execution, observer or Silence())
+        return run, session.carry_out(snapshot, taken_up=True, wants_estimate=estimate)
 
 
-def _describe(run: RunDirectory, config: Config[Any], job: Job, *, in_memory: bool) -> None:
+def stored_execution(run: RunDirectory) -> Execution:
+    """Where and how a run was computed."""
+    execution: Execution = parse(
+        Execution,
+        as_options(run.read_json("execution.json")),
+        program=str(run.path / "execution.json"),
+    )
+    return execution
+
+
+def _check_evaluations(config: Config[Any], job: Job) -> None:
+    part = "test" if config.training.select == "test" else "validation"
+    if config.training.evaluate_every and len(getattr(job.split, part)) == 0:
+        raise UserError(
+            f"training.evaluate_every needs {part} images and there are none: set data.validation, or "
+            f"training.evaluate_every 0"
+        )
+
+
+def _describe(
+    run: RunDirectory, config: Config[Any], execution: Execution, job: Job, *, in_memory: bool
+) -> None:
     """Everything that is known before the first step."""
     dataset = job.dataset
     run.write_json("config.json", as_dict(config))
+    run.write_json("execution.json", asdict(execution))
     run.write_json(
         "data.json",
         {
@@ -117,48 +179,9 @@ def _describe(run: RunDirectory, config: Config[Any], job: Job, *, in_memory: bo
     run.write_json("split.json", split_as_json(job.split, dataset))
     run.write_json("check.json", job.check.as_dict())
     values, tensors = job.preprocessing.state()
-    run.write_json("preprocessing.json", values)
     if tensors:
-        _save(run.path / "preprocessing.safetensors", tensors)
-
-
-def _conclude(run: RunDirectory, job: Job, selection: Selection) -> dict[Part, Evaluation]:
-    """Save the weights that count, evaluate them, and keep the predictions on the test images."""
-    algorithm = selection.chosen(job.trainer.evaluated_algorithm())
-    step = job.trainer.step if selection.step is None else selection.step
-    _save_weights(run, algorithm)
-    run.write_json("selection.json", {"rule": selection.rule, "step": step})
-    evaluations: dict[Part, Evaluation] = {}
-    parts: tuple[Part, ...] = ("validation", "test")
-    for part in parts:
-        indices = getattr(job.split, part)
-        if len(indices) == 0:
-            continue
-        evaluations[part], logits = _measure(job, algorithm.inference_model(), part)
-        _record(run, part, step, evaluations[part], final=True)
-        if part == "test":
-            tensors = {"index": indices, "class": job.dataset.classes[indices], "logits": logits}
-            _save(run.path / "predictions.safetensors", tensors)
-    return evaluations
-
-
-def _measure(job: Job, model: nn.Module, part: Part) -> tuple[Evaluation, Tensor]:
-    indices = getattr(job.split, part)
-    logits = predict_logits(model, job.images, indices)
-    return evaluate(logits, job.dataset.classes[indices]), logits
-
-
-def _record(run: RunDirectory, part: Part, step: int, evaluation: Evaluation, *, final: bool) -> None:
-    run.append_line("evaluations.jsonl", {"part": part, "step": step, "final": final, **asdict(evaluation)})
-
-
-def _save_weights(run: RunDirectory, module: Algorithm[Any]) -> None:
-    _save(run.path / "model.safetensors", module.state_dict())
-
-
-def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, lambda temporary: safetensors.torch.save_file(whole, temporary))
+        write_bytes(run.path / "preprocessing.safetensors", tensor_bytes(tensors))
+    run.write_json("preprocessing.json", values)
 
 
 @dataclass(frozen=True)

@@ -23,3 +23,15 @@ class UnknownNameError(UserError):
 
 class NonFiniteLossError(RuntimeError):
     """The loss or a gradient is not a number any more; raised before the update is made."""
+
+
+class ProcessLostError(RuntimeError):
+    """Another process of the same training ended, so this one cannot go on."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was asked to stop, wrote a checkpoint and stopped; the message says how to go on."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

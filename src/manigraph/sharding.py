@@ -37,6 +37,10 @@ class Shard:
         return gathered
 
 
+ALONE = Shard()
+"""The only process."""
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, rows: Tensor, shard: Shard) -> Tensor:

@@ -129,7 +129,7 @@ def test_cnn13_is_built_as_the_appendix_says() -> None:
             assert isinstance(activation, nn.LeakyReLU)
             assert activation.negative_slope == 0.1
         if isinstance(layer, nn.MaxPool2d):
-            assert type(layers[place + 1]) is nn.Dropout, "elementwise"
+            assert isinstance(layers[place + 1], nn.Dropout), "elementwise"
 
 
 @pytest.mark.parametrize(("size", "final"), [(32, 6), (12, 1), (8, 2)])

@@ -38,14 +38,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 def test_lines_are_appended_and_read_back(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "run")
     assert run.read_lines("metrics.jsonl") == []
-    run.append_line("metrics.jsonl", {"step": 1})
-    run.append_line("metrics.jsonl", {"step": 2})
+    run.journal("metrics.jsonl").append({"step": 1})
+    run.journal("metrics.jsonl").append({"step": 2})
     assert run.read_lines("metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
 def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "run")
-    run.append_line("metrics.jsonl", {"step": 1})
+    run.journal("metrics.jsonl").append({"step": 1})
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "lo')
     assert run.read_lines("metrics.jsonl") == [{"step": 1}]

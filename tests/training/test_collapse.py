@@ -11,7 +11,6 @@ import torch
 from manigraph.algorithms.manifold_graph import ManifoldGraphMethod
 from manigraph.build import build
 from manigraph.config import BackboneConfig
-from manigraph.contract import Batch, StepContext, StepOutput
 from manigraph.data.batches import BatchConfig
 from manigraph.recipes.digits import digits
 from manigraph.training.collapse import KINDS, CollapseWatch
@@ -132,16 +131,8 @@ def warnings_of_digits(**method: object) -> list[str]:
         training=dataclasses.replace(config.training, steps=36, log_every=1),
     )
     with torch.random.fork_rng():
-        trainer, batches = (job := build(config)).trainer, job.batches
-        step_of, outputs = trainer.algorithm.training_step, []
-
-        def remembered(batch: Batch, context: StepContext) -> StepOutput:
-            outputs.append(step_of(batch, context))
-            return outputs[-1]
-
-        trainer.algorithm.training_step = remembered  # type: ignore[method-assign]
-        watch, told = CollapseWatch(), []
-        trainer.run(batches, lambda record: told.append(watch.see(outputs[-1].health(), record.step / 36)))
+        job, watch, told = build(config), CollapseWatch(), []
+        job.trainer.run(job.batches, lambda record: told.append(watch.see(record.health, record.step / 36)))
     return [warning for warning in told if warning is not None]
 
 

@@ -6,6 +6,7 @@ it and the loop needs to know no method.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import largest_class_share
-from manigraph.nn import Classifier
+from manigraph.nn import Classifier, share_batch_norm
 from manigraph.nn.backbones.base import Backbone
+from manigraph.sharding import ALONE, Shard
 
 ConfigT = TypeVar("ConfigT")
 
@@ -30,6 +32,8 @@ class Algorithm(nn.Module, Generic[ConfigT]):
     uses_unlabelled: ClassVar[bool] = True
     """Whether the method learns from unlabelled images."""
     model: Classifier
+    shard: Shard = ALONE
+    """Which part of every batch this process holds."""
 
     def __init__(self, config: ConfigT, backbone: Backbone, num_classes: int) -> None:
         super().__init__()
@@ -39,6 +43,19 @@ class Algorithm(nn.Module, Generic[ConfigT]):
     def build_model(self, backbone: Backbone, num_classes: int) -> Classifier:
         """Backbone and linear layer, for methods without a head of their own."""
         return Classifier(backbone, nn.Linear(backbone.feature_size, num_classes))
+
+    def distribute(self, shard: Shard) -> None:
+        """Hold a part of every batch from now on, and compute together what one process would alone.
+
+        What goes over all images of a batch must be told: batch norm, dropout masks, memories and losses
+        that are no mean over images (`self.shard.gather`). A mean over images needs nothing.
+        """
+        for module in self.modules():
+            if hasattr(module, "shard"):
+                module.shard = shard  # type: ignore[assignment]  # torch types every attribute of a module
+        self.model.passes = replace(self.model.passes, shard=shard)
+        if shard.size > 1:
+            share_batch_norm(self)
 
     def data_request(self) -> DataRequest:
         """The views this method wants."""
@@ -56,13 +73,14 @@ class Algorithm(nn.Module, Generic[ConfigT]):
         return self.model
 
 
-def prediction_health(*logits: Tensor) -> Callable[[], dict[str, float]]:
-    """The signs of health that every method has, from the clean predictions of its batch.
+def prediction_health(logits: Tensor) -> Callable[[], dict[str, float]]:
+    """The signs of health that every method has, from the clean predictions of its unlabelled images.
 
-    `largest_class`: share of the predictions that fall into the most frequent class.
+    `largest_class`: share of the predictions that fall into the most frequent class. Labelled images are left
+    out where there are others: they are fitted even while all others collapse.
     """
-    constants = [part.detach() for part in logits]
-    return lambda: health_values(largest_class=largest_class_share(torch.cat(constants)))
+    constant = logits.detach()
+    return lambda: health_values(largest_class=largest_class_share(constant))
 
 
 def health_values(**signs: Tensor) -> dict[str, float]:

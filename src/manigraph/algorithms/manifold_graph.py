@@ -50,6 +50,7 @@ from manigraph.nn import (
     PrototypeUpdate,
     RandomState,
     frozen_running_statistics,
+    full_precision,
 )
 from manigraph.nn.backbones.base import Backbone
 from manigraph.nn.classifier import Nodes
@@ -153,16 +154,16 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
             if config.adversarial_reference == "own_view":
                 # p(x2) and p(x2 + ξ d) of one and the same network, as in VAT.
                 probe = with_masks(logits_of, RandomState(second.device))
-                with torch.no_grad():
+                with full_precision(model), torch.no_grad():
                     reference = probe(second)
-            noise = perturbation(config, probe, second, reference, context.generator)
+            noise = perturbation(config, model, probe, second, reference, context)
             student_logits = logits_of(second + noise)
 
         terms = {
             "classification": F.cross_entropy(labelled_logits, batch.labels),
             **self.unlabelled_terms(target_logits, student_logits, context.progress),
         }
-        health = prediction_health(labelled_logits, target_logits)
+        health = prediction_health(target_logits)
         if nodes is not None:
             terms |= self._prototype_terms(features, batch.labels, nodes)
             graph_health = self._graph_health(features, batch.labels, nodes, target_logits)
@@ -186,8 +187,10 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
             return model.class_nodes()
 
     def _prototype_terms(self, features: Tensor, labels: Tensor, nodes: Nodes) -> dict[str, Tensor]:
-        """L_anc, L_div and L_clf,P, weighted."""
+        """L_anc, L_div and L_clf,P, weighted; the anchor looks at the images of all processes."""
         config, C = self.config, self.model.num_classes
+        own_features = features
+        features, labels = self.shard.gather(features), self.shard.gather(labels)
         prototypes = nodes.prototypes
         centres = class_centres(prototypes, C)
         prototype_classes = torch.arange(C, device=labels.device).repeat_interleave(
@@ -206,7 +209,7 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
         spread = divergence(
             prototypes, C, margin=config.margin_divergence, reduction=config.divergence_reduction
         )
-        prototype_logits = self.model.prototype_logits(nodes, features)  # (G, P, C)
+        prototype_logits = self.model.prototype_logits(nodes, own_features)  # (G, P, C)
         prototype_classification = F.cross_entropy(
             prototype_logits.flatten(0, 1), prototype_classes.repeat(len(prototype_logits))
         )
@@ -228,14 +231,13 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
         that the model predicts.
         """
         C, graph = self.model.num_classes, self.model.graph
-        # Embedded now: by the time it is asked for, φ may have been updated.
-        with torch.no_grad():
-            embeddings = graph.embedding(features)
-        features, predictions = features.detach(), target_logits.detach()
-        prototypes, node_embeddings = (tensor.detach() for tensor in nodes)
+        dtype = self.model.linear.weight.dtype  # whatever precision the passes had
+        features, predictions = features.detach().to(dtype), target_logits.detach()
+        prototypes, node_embeddings = (tensor.detach().to(dtype) for tensor in nodes)
 
+        @torch.no_grad()
         def health() -> dict[str, float]:
-            weights = graph.image_attention(embeddings.float(), node_embeddings.float())
+            weights = graph.image_attention(graph.embedding(features), node_embeddings)
             pseudo_labels = nearest_centre(features[len(labels) :], class_centres(prototypes, C))
             signs = {
                 "own_class_attention": own_class_attention(weights[: len(labels)], labels, C),
@@ -243,7 +245,7 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
                 "pseudo_label_agreement": (pseudo_labels == predictions.argmax(dim=1)).float().mean(),
             }
             if len(prototypes) > C:
-                signs["prototype_similarity"] = prototype_similarity(prototypes.float(), C)
+                signs["prototype_similarity"] = prototype_similarity(prototypes, C)
             return health_values(**signs)
 
         return health

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manigraph.algorithms.base import Algorithm
+from manigraph.contract import StepContext
 from manigraph.functional import (
     class_imbalance,
     entropy,
@@ -16,7 +17,7 @@ from manigraph.functional import (
     mse_consistency,
     virtual_adversarial_perturbation,
 )
-from manigraph.nn import RandomState, TargetBalance
+from manigraph.nn import Classifier, RandomState, TargetBalance, full_precision
 from manigraph.nn.backbones.base import Backbone
 
 ConsistencyMeasure = Literal["kl", "mse"]
@@ -98,11 +99,12 @@ class ConsistencyAlgorithm(Algorithm[ConsistencyConfigT]):
         config = self.config
         ramp = ramp_up(progress, config.ramp_fraction)
         constant_target = self.target_balance(target_logits)
+        everybodys_logits = self.shard.gather(target_logits)
         consistency = _CONSISTENCY[config.consistency](constant_target, student_logits)
         return {
             "consistency": ramp * config.consistency_weight * consistency,
             "entropy": ramp * config.entropy_weight * entropy(target_logits),
-            "balance": config.balance_weight * class_imbalance(target_logits),
+            "balance": config.balance_weight * class_imbalance(everybodys_logits),
         }
 
 
@@ -118,18 +120,37 @@ def with_masks(forward: Callable[[Tensor], Tensor], masks: RandomState) -> Calla
 
 def perturbation(
     config: AdversarialConfig,
+    model: Classifier,
     forward: Callable[[Tensor], Tensor],
     images: Tensor,
     reference_logits: Tensor,
-    generator: torch.Generator,
+    context: StepContext,
 ) -> Tensor:
-    """r: the virtual adversarial perturbation of `images` away from the reference prediction."""
-    return virtual_adversarial_perturbation(
-        forward,
-        images,
-        reference_logits,
-        epsilon=config.epsilon,
-        xi=config.xi,
-        num_power_iterations=config.num_power_iterations,
-        generator=generator,
-    )
+    """r: the virtual adversarial perturbation of `images` away from the reference prediction.
+
+    Found in float32, whatever the precision of the other passes of the model.
+    """
+    with full_precision(model):
+        return virtual_adversarial_perturbation(
+            forward,
+            images,
+            reference_logits,
+            epsilon=config.epsilon,
+            xi=config.xi,
+            num_power_iterations=config.num_power_iterations,
+            start=context.normal_like(images),
+        )
+
+
+def precise_reference(
+    model: Classifier, forward: Callable[[Tensor], Tensor], images: Tensor, logits: Tensor
+) -> Tensor:
+    """`logits`, or in float32 what a pass in lower precision gave them as.
+
+    The direction is found where prediction and reference are nearly the same, so that the rounding of a
+    reference in half precision would decide it.
+    """
+    if model.passes.dtype == torch.float32:
+        return logits
+    with full_precision(model), torch.no_grad():
+        return forward(images)

@@ -43,13 +43,12 @@ class PiModel(ConsistencyAlgorithm["PiModel.Config"]):
         logits = self.model(torch.cat([batch.labelled["image"], first]))
         labelled_logits, target_logits = logits.split([len(batch.labels), len(first)])
         with frozen_running_statistics(self.model):
-            noise = torch.empty_like(second).normal_(generator=context.generator)
-            student_logits = self.model(second + config.noise * noise)
+            student_logits = self.model(second + config.noise * context.normal_like(second))
 
         return StepOutput(
             {
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
                 **self.unlabelled_terms(target_logits, student_logits, context.progress),
             },
-            prediction_health(labelled_logits, target_logits),
+            prediction_health(target_logits),
         )

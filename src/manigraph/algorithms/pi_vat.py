@@ -23,7 +23,7 @@ from torch import Tensor
 from manigraph.algorithms.base import prediction_health
 from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation, with_masks
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
-from manigraph.nn import RandomState, frozen_running_statistics
+from manigraph.nn import RandomState, frozen_running_statistics, full_precision
 
 
 class PiVAT(ConsistencyAlgorithm["PiVAT.Config"]):
@@ -52,9 +52,9 @@ class PiVAT(ConsistencyAlgorithm["PiVAT.Config"]):
             if config.adversarial_reference == "own_view":
                 # p(x2) and p(x2 + ξ d) of one and the same network, as in VAT.
                 probe = with_masks(self.model, RandomState(second.device))
-                with torch.no_grad():
+                with full_precision(self.model), torch.no_grad():
                     reference = probe(second)
-            noise = perturbation(config, probe, second, reference, context.generator)
+            noise = perturbation(config, self.model, probe, second, reference, context)
             student_logits = self.model(second + noise)
 
         return StepOutput(
@@ -62,5 +62,5 @@ class PiVAT(ConsistencyAlgorithm["PiVAT.Config"]):
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
                 **self.unlabelled_terms(target_logits, student_logits, context.progress),
             },
-            prediction_health(labelled_logits, target_logits),
+            prediction_health(target_logits),
         )

@@ -20,7 +20,13 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 
 from manigraph.algorithms.base import prediction_health
-from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation, with_masks
+from manigraph.algorithms.parts import (
+    AdversarialConfig,
+    ConsistencyAlgorithm,
+    perturbation,
+    precise_reference,
+    with_masks,
+)
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import RandomState, frozen_running_statistics
 
@@ -45,7 +51,8 @@ class VAT(ConsistencyAlgorithm["VAT.Config"]):
         target_logits = self.model(images)
         same_network = with_masks(self.model, masks)
         with frozen_running_statistics(self.model):
-            noise = perturbation(config, same_network, images, target_logits, context.generator)
+            reference = precise_reference(self.model, same_network, images, target_logits)
+            noise = perturbation(config, self.model, same_network, images, reference, context)
             student_logits = same_network(images + noise)
 
         return StepOutput(
@@ -53,5 +60,5 @@ class VAT(ConsistencyAlgorithm["VAT.Config"]):
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
                 **self.unlabelled_terms(target_logits, student_logits, context.progress),
             },
-            prediction_health(labelled_logits, target_logits),
+            prediction_health(target_logits),
         )

@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
             config = Cell("digits", algorithm, options.labels, options.seed).config()
             if options.steps is not None:
                 config = replace(config, training=replace(config.training, steps=options.steps))
-            trained, evaluations = train(config, options.runs, on_start=display.start, on_step=display.step)
+            trained, evaluations = train(config, options.runs, observer=display)
             errors[algorithm] = evaluations["test"].error
             folders[algorithm] = trained.path
     outsider = Cell("digits", "label_spreading", options.labels, options.seed)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from manigraph import __version__
-from manigraph.errors import NonFiniteLossError, UnknownNameError, UserError
+from manigraph.errors import Interrupted, NonFiniteLossError, ProcessLostError, UnknownNameError, UserError
 
 COMMANDS = {
     "train": "train a classifier by a recipe or on a folder of images",
@@ -61,9 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if want_traceback:
             raise
         return _complain(str(error), 2)
+    except Interrupted as interruption:
+        return _complain(str(interruption), interruption.exit_code)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
-    except (NonFiniteLossError, OSError) as error:
+    except (NonFiniteLossError, ProcessLostError, OSError) as error:
         if want_traceback:
             raise
         return _complain(str(error), 1)

@@ -1,9 +1,9 @@
 """`manigraph train RECIPE|PATH [OPTIONS]`."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import tyro
 
@@ -11,13 +11,27 @@ from manigraph.catalogue import ALGORITHMS, RECIPES
 from manigraph.cli.targets import recipe_and_options
 from manigraph.errors import UserError
 from manigraph.options import parse
+from manigraph.training.execution import Execution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from manigraph.config import Config
+    from manigraph.runs import RunDirectory
+    from manigraph.session import Part
+    from manigraph.training.evaluation import Evaluation
+
+    Trained = tuple[RunDirectory, dict[Part, Evaluation]]
 
 DEFAULT_ALGORITHM = "manifold_graph"
 
 HELP = """\
 usage: manigraph train RECIPE|PATH [--algorithm NAME] [--file CONFIG.json] [OPTIONS]
+       manigraph train --resume RUN [OPTIONS]
 
 Train one method by a recipe, or on your own images, and write everything about it into a new run directory.
+Ctrl-C and SIGTERM stop a run so that --resume goes on as if it had never stopped; a run that was killed goes
+on from its last checkpoint.
 
 PATH is a folder with a folder for each class and a folder `unlabelled`, or with images and a CSV of
 path,label (no label = unlabelled); images in a folder `test` are only for testing.
@@ -29,6 +43,8 @@ config.json of a run can be given as --file to repeat that run.
   manigraph train digits
   manigraph train digits --algorithm pi_vat --data.labels 50 --seed 3
   manigraph train digits --file runs/digits-20-pi_vat-seed0/config.json
+  manigraph train --resume runs/digits-20-pi_vat-seed0
+  manigraph train cifar10 --processes 4          (4 GPUs, or 4 processes on a CPU)
 
 recipes: {recipes}
 algorithms: {algorithms}
@@ -45,6 +61,8 @@ class TrainOptions(Generic[ConfigT]):
 
     config: Annotated[ConfigT, tyro.conf.arg(name="")]
     """The configuration of the run."""
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = field(default_factory=Execution)
+    """Where and how it is computed."""
     runs: Path = Path("runs")
     """Folder in which the run directory is made."""
     name: str | None = None
@@ -56,30 +74,79 @@ class TrainOptions(Generic[ConfigT]):
 
 
 def run(arguments: list[str]) -> int:
-    """Train, with a live progress bar, and print the errors."""
+    """Train, with a live display, and print the errors."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP.format(recipes=", ".join(RECIPES), algorithms=", ".join(ALGORITHMS)), end="")
         return 0 if arguments else 2
+    taken_up = _last_value(arguments, "--resume")
+    if taken_up is not None:
+        return _resume(Path(taken_up), _without(arguments, "--resume"))
     target, *rest = arguments
     recipe, extra = recipe_and_options(target)
     options = resolve(recipe, extra + rest, target=target)
 
-    from manigraph.cli.display import TrainingDisplay, print_evaluation
     from manigraph.data.locations import Locations
     from manigraph.engine import train
-    from manigraph.training.selection import CHOSEN_ON_TEST
 
-    with TrainingDisplay() as display:
-        trained, evaluations = train(
+    def go(**how: Any) -> "Trained":
+        return train(
             options.config,
             options.runs,
             name=options.name,
             locations=Locations.default(options.data_dir),
-            progress=display.data,
-            on_start=display.start,
-            on_step=display.step,
-            on_evaluation=display.evaluation,
+            **how,
         )
+
+    return _show(go, options.execution)
+
+
+def _resume(path: Path, arguments: list[str]) -> int:
+    """Go on with a run; other settings than its own are refused."""
+    from manigraph.config import as_dict, from_dict
+    from manigraph.data.locations import Locations
+    from manigraph.engine import resume, stored_execution
+    from manigraph.runs import RunDirectory
+
+    run = RunDirectory.open(path)
+    config = from_dict(run.read_json("config.json"), source=str(path / "config.json"))
+    if arguments and not arguments[0].startswith("-"):
+        recipe, extra = recipe_and_options(arguments[0])
+        options = resolve(recipe, extra + arguments[1:], target=arguments[0])
+    else:
+        options = _parse(
+            config, arguments, program="manigraph train --resume", execution=stored_execution(run)
+        )
+    changed = _differences(as_dict(config), as_dict(options.config))
+    if changed:
+        name, old, new = changed[0]
+        raise UserError(
+            f"a run is resumed with the settings it was begun with: {name} is {old} in '{path}', not {new}; "
+            f"leave the option out, or begin a new run"
+        )
+
+    def go(**how: Any) -> "Trained":
+        return resume(path, locations=Locations.default(options.data_dir), **how)
+
+    return _show(go, options.execution)
+
+
+def _show(go: "Callable[..., Trained]", execution: Execution) -> int:
+    """Train in front of somebody: a display on the way, the errors in the end."""
+    from manigraph.cli.display import TrainingDisplay, print_evaluation
+    from manigraph.training.processes import start_processes
+    from manigraph.training.selection import CHOSEN_ON_TEST
+
+    processes = start_processes(execution)
+    with TrainingDisplay(silent=not processes.is_first) as display:
+        trained, evaluations = go(
+            progress=display.data,
+            execution=execution,
+            processes=processes,
+            observer=display,
+            estimate=True,
+        )
+    if not processes.is_first:
+        return 0
     for part, evaluation in evaluations.items():
         print_evaluation(part, evaluation)
     selection = trained.read_json("selection.json")
@@ -98,16 +165,30 @@ def resolve(recipe: str, arguments: list[str], *, target: str = "") -> "TrainOpt
     algorithm = _last_value(everything, "--algorithm") or DEFAULT_ALGORITHM
     config = make_config(algorithm)
 
+    return _parse(config, everything, program=f"manigraph train {target or recipe}")
+
+
+def _parse(
+    config: "Config[Any]", arguments: list[str], *, program: str, execution: Execution | None = None
+) -> "TrainOptions[Any]":
     from manigraph.config import Config
 
     kind: Any = TrainOptions[Config[type(config.method)]]  # type: ignore[misc]
-    options: TrainOptions[Any] = parse(
-        kind,
-        everything,
-        program=f"manigraph train {target or recipe}",
-        default=TrainOptions(config),
-    )
+    default = TrainOptions(config, execution or Execution())
+    options: TrainOptions[Any] = parse(kind, arguments, program=program, default=default)
     return options
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Settings that are not the same: name, old and new value."""
+    found: list[tuple[str, Any, Any]] = []
+    for name in old | new:
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += _differences(before, after, f"{prefix}{name}.")
+        elif before != after:
+            found.append((prefix + name, before, after))
+    return found
 
 
 def _file_options(arguments: list[str]) -> list[str]:
@@ -137,3 +218,17 @@ def _last_value(arguments: list[str], option: str) -> str | None:
             following = arguments[position + 1 : position + 2]
             value = attached or (following[0] if following else None)
     return value
+
+
+def _without(arguments: list[str], option: str) -> list[str]:
+    """The arguments without an option and its value."""
+    rest: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == option:
+            skip = True
+        elif not argument.startswith(f"{option}="):
+            rest.append(argument)
+    return rest

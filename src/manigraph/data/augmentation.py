@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manigraph.sharding import ALONE, Shard
+
 Padding = Literal["edge", "reflect"]
 
 
@@ -33,12 +35,26 @@ class AugmentationConfig:
             )
 
 
-def augment(images: Tensor, config: AugmentationConfig, generator: torch.Generator) -> Tensor:
-    """One random view of each image; vectors are left as they are."""
+def augment(
+    images: Tensor,
+    config: AugmentationConfig,
+    generator: torch.Generator,
+    shard: Shard = ALONE,
+) -> Tensor:
+    """One random view of each image; vectors are left as they are.
+
+    Args:
+        images: (B, C, H, W), this process's part of the batch.
+        config: Which changes, and how strong.
+        generator: Source of randomness, which agrees in all processes.
+        shard: Which part of the batch the images are; random numbers are drawn for all of it.
+    """
     if images.ndim != 4:
         return images
-    images = rotate_and_scale(images, config.rotation, config.scale, generator)
-    return shift_and_flip(images, config.translation, generator, mirror=config.flip, padding=config.padding)
+    images = rotate_and_scale(images, config.rotation, config.scale, generator, shard)
+    return shift_and_flip(
+        images, config.translation, generator, mirror=config.flip, padding=config.padding, shard=shard
+    )
 
 
 def shift_and_flip(
@@ -48,6 +64,7 @@ def shift_and_flip(
     *,
     mirror: bool = False,
     padding: Padding = "edge",
+    shard: Shard = ALONE,
 ) -> Tensor:
     """Shift each image by up to `max_pixels` whole pixels, then mirror half of them left to right.
 
@@ -64,11 +81,13 @@ def shift_and_flip(
     device, border = images.device, max_pixels
     down = right = torch.zeros((B, 1), dtype=torch.long, device=device)
     if border:
-        down, right = torch.randint(-border, border + 1, (2, B, 1), generator=generator, device=device)
+        whole = (2, B * shard.size, 1)
+        draws = torch.randint(-border, border + 1, whole, generator=generator, device=device)
+        down, right = (shard.own(draw) for draw in draws)
     if mirror:
         # Mirrored first and then shifted the other way, which is the same. Choosing whole images from both
         # kinds takes a tenth of the time of `torch.where` on bytes.
-        mirrored = torch.rand((B, 1), generator=generator, device=device) < 0.5
+        mirrored = shard.own(torch.rand((B * shard.size, 1), generator=generator, device=device)) < 0.5
         right = torch.where(mirrored, -right, right)
         both = torch.cat([images, images.flip(3)])
         images = both.index_select(0, torch.arange(B, device=device) + B * mirrored.view(B))
@@ -102,15 +121,20 @@ def _inside(rows: Tensor, size: int, padding: Padding) -> Tensor:
 
 
 def rotate_and_scale(
-    images: Tensor, max_degrees: float, max_scale: float, generator: torch.Generator
+    images: Tensor,
+    max_degrees: float,
+    max_scale: float,
+    generator: torch.Generator,
+    shard: Shard = ALONE,
 ) -> Tensor:
     """Turn each image by up to ±`max_degrees` and scale it by 1 ± `max_scale`, bilinearly."""
     if max_degrees == 0 and max_scale == 0:
         return images
     B, _, H, W = images.shape
-    draw = 2 * torch.rand((2, B), generator=generator, device=images.device) - 1
-    angle = torch.deg2rad(max_degrees * draw[0])
-    scale = 1 + max_scale * draw[1]
+    draws = 2 * torch.rand((2, B * shard.size), generator=generator, device=images.device) - 1
+    turn, stretch = (shard.own(draw) for draw in draws)
+    angle = torch.deg2rad(max_degrees * turn)
+    scale = 1 + max_scale * stretch
     cosine, sine, zero = scale * angle.cos(), scale * angle.sin(), torch.zeros_like(angle)
     # The grid runs from -1 to 1 along both sides, so what turns rows into columns carries their ratio.
     matrix = torch.stack([cosine, -sine * (H / W), zero, sine * (W / H), cosine, zero], dim=1)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from manigraph.contract import Batch, DataRequest, ImageTable, ViewKind
 from manigraph.data.augmentation import AugmentationConfig, augment
+from manigraph.sharding import ALONE, Shard
 
 
 class IndexStream:
@@ -62,7 +63,9 @@ class BatchStream(Iterator[Batch]):
         request: The views a method wants.
         batch: How many images of each kind.
         augmentation: How weak views are made.
-        generator: Source of all randomness here.
+        generator: Source of all randomness here; it agrees in all processes.
+        shard: Which part of every batch to give out.
+        device: Where the batches are needed.
     """
 
     def __init__(
@@ -77,15 +80,20 @@ class BatchStream(Iterator[Batch]):
         batch: BatchConfig,
         augmentation: AugmentationConfig,
         generator: torch.Generator,
+        shard: Shard = ALONE,
+        device: torch.device | None = None,
     ) -> None:
+        self._shard = shard
+        self._device = device
         self._images = images
         self._classes = classes
         self._request = request
         self._batch = batch
+        self._augmentation = augmentation
         self._generator = generator
         self._make: Mapping[ViewKind, Callable[[Tensor], Tensor]] = {
             "plain": images.prepare,
-            "weak": lambda stored: images.prepare(augment(stored, augmentation, generator)),
+            "weak": lambda stored: images.prepare(augment(stored, augmentation, generator, shard)),
         }
         self._streams = {"labelled": IndexStream(labelled, generator)}
         if request.unlabelled:
@@ -97,22 +105,26 @@ class BatchStream(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         request, make = self._request, self._make
-        chosen = self._streams["labelled"].take(self._batch.labelled)
+        own = self._shard.own
+        chosen = own(self._streams["labelled"].take(self._batch.labelled))
         labelled = self._images.stored(chosen)
         unlabelled_views: dict[str, Tensor] = {}
         if request.unlabelled:
-            unlabelled = self._images.stored(self._streams["unlabelled"].take(self._batch.unlabelled))
+            unlabelled = self._images.stored(own(self._streams["unlabelled"].take(self._batch.unlabelled)))
             unlabelled_views = {name: make[kind](unlabelled) for name, kind in request.unlabelled.items()}
         class_images = None
         if self._class_streams:
             taken = [stream.take(request.images_per_class) for stream in self._class_streams.values()]
-            class_images = make["weak"](self._images.stored(torch.cat(taken)))
-        return Batch(
+            # Every process takes all of these.
+            stored = self._images.stored(torch.cat(taken))
+            class_images = self._images.prepare(augment(stored, self._augmentation, self._generator))
+        batch = Batch(
             labelled={name: make[kind](labelled) for name, kind in request.labelled.items()},
             labels=self._classes[chosen],
             unlabelled=unlabelled_views,
             class_images=class_images,
         )
+        return batch if self._device is None else batch.to(self._device)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The place in the stream: what waits in each permutation, and the random generator."""

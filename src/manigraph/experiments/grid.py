@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from manigraph.build import load_dataset, split_dataset
 from manigraph.catalogue import RECIPES
-from manigraph.config import Config, as_dict, with_options
+from manigraph.config import Config, deciding_settings, with_options
 from manigraph.errors import UserError
 from manigraph.experiments.outsiders import OUTSIDERS
 from manigraph.runs import provenance, write_json
@@ -41,7 +41,7 @@ class Cell:
     def digest(self) -> str:
         """Changes whenever any setting of the run does."""
         cell = {name: value for name, value in asdict(self).items() if value != ()}
-        text = json.dumps({"cell": cell, "config": as_dict(self.config())}, sort_keys=True)
+        text = json.dumps({"cell": cell, "config": deciding_settings(self.config())}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

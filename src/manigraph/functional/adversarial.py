@@ -17,6 +17,7 @@ def virtual_adversarial_direction(
     xi: float,
     num_power_iterations: int = 1,
     generator: torch.Generator | None = None,
+    start: Float[Tensor, "B ..."] | None = None,
 ) -> Float[Tensor, "B ..."]:
     """The unit direction, per image, in which the prediction moves away from the target fastest.
 
@@ -35,6 +36,7 @@ def virtual_adversarial_direction(
             most pixels unchanged and the direction is rounding noise.
         num_power_iterations: One is what the paper uses.
         generator: Source of the first, random direction.
+        start: The first direction itself, of any length; by default drawn with `generator`.
 
     Returns:
         Directions of length 1 over the whole image, or exactly zero where the gradient vanishes.
@@ -46,8 +48,9 @@ def virtual_adversarial_direction(
     images = images.detach()
     if images.dtype != torch.float64:
         images = images.float()
-    direction = torch.empty_like(images).normal_(generator=generator)
-    direction = _unit_per_image(direction)
+    if start is None:
+        start = torch.empty_like(images).normal_(generator=generator)
+    direction = _unit_per_image(start.to(images.dtype))
     with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
         for _ in range(num_power_iterations):
             direction.requires_grad_(True)
@@ -68,6 +71,7 @@ def virtual_adversarial_perturbation(
     xi: float,
     num_power_iterations: int = 1,
     generator: torch.Generator | None = None,
+    start: Float[Tensor, "B ..."] | None = None,
 ) -> Float[Tensor, "B ..."]:
     """R = ε d: the virtual adversarial direction at length ε (L2 over the whole image).
 
@@ -80,6 +84,7 @@ def virtual_adversarial_perturbation(
         xi=xi,
         num_power_iterations=num_power_iterations,
         generator=generator,
+        start=start,
     )
     return epsilon * direction
 

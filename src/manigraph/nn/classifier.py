@@ -7,12 +7,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manigraph.nn.backbones.base import Backbone
+from manigraph.nn.dropout import dropout_of
 from manigraph.nn.manifold_graph import ManifoldGraph
+from manigraph.nn.passes import Passes
 from manigraph.nn.prototypes import LabelledImageNodes, PrototypeGenerator
+from manigraph.sharding import ALONE
 
 
 class Classifier(nn.Module):
     """Backbone, then one linear layer."""
+
+    passes = Passes()
+    """How images go through the backbone."""
 
     def __init__(self, backbone: Backbone, linear: nn.Linear) -> None:
         super().__init__()
@@ -24,8 +30,7 @@ class Classifier(nn.Module):
 
     def features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
         """f: the backbone's features, before any graph."""
-        features: Tensor = self.backbone(images)
-        return features
+        return self.passes(self.backbone, images)
 
     def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
         """Logits."""
@@ -64,7 +69,9 @@ class GraphClassifier(Classifier):
     def class_nodes(self) -> Nodes:
         """The P class nodes with their embeddings, differentiable."""
         if isinstance(self.nodes, LabelledImageNodes):
-            prototypes = self.features(self.nodes.images)
+            # All processes take all of these images.
+            with dropout_of(self.backbone, ALONE):
+                prototypes = self.features(self.nodes.images)
         else:
             prototypes = self.nodes()
         return Nodes(prototypes, self.graph.embedding(prototypes))

@@ -1,9 +1,12 @@
-"""Dropout masks that can be drawn twice."""
+"""Dropout masks that can be drawn twice, and by several processes as by one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor, nn
+
+from manigraph.sharding import ALONE, Shard
 
 
 class RandomState:
@@ -38,3 +41,37 @@ class RandomState:
             torch.cuda.set_rng_state(state, self.device)
         else:
             torch.set_rng_state(state)
+
+
+class Dropout(nn.Dropout):
+    """Dropout whose mask is a part of the mask of the whole batch, if this process holds a part of it."""
+
+    shard: Shard = ALONE
+
+    def forward(self, values: Tensor) -> Tensor:
+        shard = self.shard
+        if shard.size == 1 or not self.training or self.p == 0:
+            return super().forward(values)
+        as_pixels = values.ndim == 4 and values.is_contiguous(memory_format=torch.channels_last)
+        mask = torch.empty(
+            (len(values) * shard.size, *values.shape[1:]),
+            dtype=values.dtype,
+            device=values.device,
+            memory_format=torch.channels_last if as_pixels else torch.contiguous_format,
+        )
+        keep = 1 - self.p
+        return values * shard.own(mask.bernoulli_(keep)) / keep
+
+
+@contextmanager
+def dropout_of(module: nn.Module, shard: Shard) -> Iterator[None]:
+    """Draw masks as if this process held that part of the batch."""
+    layers = [layer for layer in module.modules() if isinstance(layer, Dropout)]
+    before = [layer.shard for layer in layers]
+    for layer in layers:
+        layer.shard = shard
+    try:
+        yield
+    finally:
+        for layer, old in zip(layers, before, strict=True):
+            layer.shard = old

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manigraph.sharding import ALONE, Shard
+
 
 class TargetBalance(nn.Module):
     """Adds to the target's logits what makes all classes equally frequent among recent predictions.
@@ -25,6 +27,7 @@ class TargetBalance(nn.Module):
     recent_logits: Tensor
     count: Tensor
     bias: Tensor
+    shard: Shard = ALONE
 
     def __init__(self, num_classes: int, memory: int, num_iterations: int = 3) -> None:
         super().__init__()
@@ -42,9 +45,10 @@ class TargetBalance(nn.Module):
         target_logits = target_logits.detach()
         if self.memory == 0:
             return target_logits
-        newest_first = torch.cat([target_logits.float(), self.recent_logits])[: self.memory]
+        everybodys = self.shard.gather(target_logits.float())
+        newest_first = torch.cat([everybodys, self.recent_logits])[: self.memory]
         self.recent_logits.copy_(newest_first)
-        self.count.add_(len(target_logits)).clamp_(max=self.memory)
+        self.count.add_(len(everybodys)).clamp_(max=self.memory)
         known = newest_first[: int(self.count)]
         for _ in range(self.num_iterations):
             log_probs = torch.log_softmax(known + self.bias, dim=1)

@@ -1,7 +1,18 @@
 """The run directory: what training leaves behind, and all that reports and inference read."""
 
-from manigraph.runs.directory import FORMAT_VERSION, RunDirectory
-from manigraph.runs.files import write_atomically, write_json
+from manigraph.runs.directory import FORMAT_VERSION, RunDirectory, Status
+from manigraph.runs.files import remove_leftovers, write_atomically, write_bytes, write_json
+from manigraph.runs.journal import Journal
 from manigraph.runs.provenance import provenance
 
-__all__ = ["FORMAT_VERSION", "RunDirectory", "provenance", "write_atomically", "write_json"]
+__all__ = [
+    "FORMAT_VERSION",
+    "Journal",
+    "RunDirectory",
+    "Status",
+    "provenance",
+    "remove_leftovers",
+    "write_atomically",
+    "write_bytes",
+    "write_json",
+]

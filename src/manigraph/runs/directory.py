@@ -1,17 +1,29 @@
 """One folder per run, never overwritten."""
 
+import fcntl
 import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from manigraph.errors import UserError
-from manigraph.runs.files import write_json
+from manigraph.runs.files import DISK_IS_FULL, as_json, write_json
+from manigraph.runs.journal import Journal, read_lines
 from manigraph.runs.provenance import provenance
 
 FORMAT_VERSION = 2
 
 State = Literal["running", "finished", "interrupted", "failed"]
+
+
+class Status(NamedTuple):
+    """How a run stands, and why."""
+
+    state: State
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -21,17 +33,23 @@ class RunDirectory:
     | file | content |
     |---|---|
     | `config.json` | the resolved configuration |
-    | `provenance.json` | command, commit, versions, machine |
+    | `execution.json` | device, processes and the like: what does not decide the result |
+    | `provenance.json` | the run's id, command, commit, versions, machine |
     | `data.json` | data set, class names, shape of an image, digest of all images |
     | `split.json` | indices of labelled, unlabelled, validation and test images; their digest |
     | `check.json` | what the look at the data before training found |
     | `preprocessing.json`, `.safetensors` | how pixels become network input |
-    | `metrics.jsonl` | one line per logged step: loss, terms, learning rate, momentum |
+    | `metrics.jsonl` | one line per logged step: loss, terms, rates, images per second, signs of health |
     | `evaluations.jsonl` | one line per evaluation; `final` marks those of the weights that count |
     | `selection.json` | which weights count: the last, or the best on validation (or, marked so, on test) |
     | `predictions.safetensors` | index, class and logits of every test image |
     | `model.safetensors` | the weights |
+    | `checkpoints/` | all that is needed to go on, of the last two times it was written |
+    | `resumes.jsonl` | one line for each time the run was taken up again: step, command, commit, machine |
+    | `warnings.jsonl` | one line for each sign of trouble: step, what is seen and what to try |
+    | `tensorboard/` | the metrics for TensorBoard, if asked for |
     | `status.json` | running, finished, interrupted or failed, and why |
+    | `.lock` | held by the process that writes the run |
     """
 
     path: Path
@@ -53,7 +71,9 @@ class RunDirectory:
                 number += 1
                 continue
             run = cls(path)
-            write_json(path / "provenance.json", {"format": FORMAT_VERSION, **provenance()})
+            write_json(
+                path / "provenance.json", {"format": FORMAT_VERSION, "id": uuid.uuid4().hex, **provenance()}
+            )
             run.set_status("running")
             return run
 
@@ -73,9 +93,57 @@ class RunDirectory:
             )
         return run
 
+    @property
+    def id(self) -> str:
+        """What tells this run from every other."""
+        return str(self.read_json("provenance.json").get("id"))
+
     def set_status(self, state: State, reason: str = "") -> None:
         """Say in `status.json` how the run stands."""
-        write_json(self.path / "status.json", {"state": state, "reason": reason})
+        path, value = self.path / "status.json", {"state": state, "reason": reason}
+        try:
+            write_json(path, value)
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL or not path.exists():
+                raise
+            # No room for another file: the few bytes go where the old ones are.
+            with path.open("r+b") as file:
+                file.write(as_json(value))
+                file.truncate()
+
+    def status(self) -> Status:
+        """How the run stands; a run whose process is gone is interrupted, whatever it last said."""
+        value = self.read_json("status.json")
+        status = Status(value.get("state", "failed"), value.get("reason", ""))
+        if status.state == "running" and not self._is_held():
+            return Status("interrupted", "its process ended without a word: killed, or the machine stopped")
+        return status
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from writing this run; let go when this process ends, however it does."""
+        with (self.path / ".lock").open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"the run '{self.path}' is being trained by another process: wait for it, or stop it"
+                ) from None
+            yield
+
+    def _is_held(self) -> bool:
+        try:
+            with (self.path / ".lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def journal(self, name: str) -> Journal:
+        """A `.jsonl` file to add lines to."""
+        return Journal(self.path / name)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write one of the run's JSON files, atomically."""
@@ -94,16 +162,6 @@ class RunDirectory:
             raise UserError(f"'{path}' is damaged: it does not hold a JSON object")
         return value
 
-    def append_line(self, name: str, value: dict[str, Any]) -> None:
-        """Add one line to a `.jsonl` file."""
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(value) + "\n")
-
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         """All whole lines of a `.jsonl` file; none if there is no such file."""
-        path = self.path / name
-        if not path.is_file():
-            return []
-        # A process that was killed may have left half a line at the end.
-        *whole, _ = path.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in whole]
+        return read_lines(self.path / name)

@@ -1,11 +1,13 @@
 """How good a model is on images whose classes are known."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from manigraph.contract import ImageTable
+from manigraph.sharding import ALONE, Shard
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,32 @@ class Evaluation:
 
 
 @torch.no_grad()
-def predict_logits(model: nn.Module, images: ImageTable, indices: Tensor, batch_size: int = 512) -> Tensor:
-    """Logits of the images at `indices`, in evaluation mode; the model's mode is restored afterwards."""
+def predict_logits(
+    model: nn.Module,
+    images: ImageTable,
+    indices: Tensor,
+    batch_size: int = 512,
+    *,
+    shard: Shard = ALONE,
+    before_batch: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """Logits of the images at `indices`, in evaluation mode; the model's mode is restored afterwards.
+
+    Several processes share the work and all get all logits. `before_batch` is called again and again, and
+    may raise something to end it.
+    """
+    device = next(model.parameters()).device
+    # Equally many for each process: the last image fills up.
+    missing = -len(indices) % shard.size
+    own = shard.own(torch.cat([indices, indices[-1:].expand(missing)]))
     was_training = model.training
     model.eval()
     try:
-        return torch.cat([model(images.prepare(images.stored(chunk))) for chunk in indices.split(batch_size)])
+        logits = []
+        for chunk in own.split(batch_size):
+            before_batch()
+            logits.append(model(images.prepare(images.stored(chunk)).to(device)))
+        return shard.gather(torch.cat(logits))[: len(indices)].cpu()
     finally:
         model.train(was_training)
 

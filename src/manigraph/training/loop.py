@@ -1,18 +1,27 @@
 """The training loop: batches in, an algorithm and an optimiser stepped. It knows no method."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from manigraph.algorithms.base import Algorithm
-from manigraph.contract import Batch, StepContext
+from manigraph.contract import Batch, StepContext, StepOutput
 from manigraph.errors import NonFiniteLossError
-from manigraph.training.schedule import SuperConvergence
+from manigraph.nn import RandomState
+from manigraph.training.checkpoint import Snapshot, prefixed
+from manigraph.training.processes import Processes
+from manigraph.training.schedule import Rates, SuperConvergence
 from manigraph.training.selection import SelectionRule
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+NEUTRAL = {"neutral": True}
+"""Marks a setting that came after results had been measured and whose default changes none of them."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,10 @@ class TrainingConfig:
     """L2 penalty on all weights."""
     ema_decay: float = 0.0
     """Predict with an exponential average of the weights; 0 means with the weights themselves."""
+    swa_fraction: float = field(default=0.0, metadata=NEUTRAL)
+    """Predict with the plain average of the weights over this last share of the run (SWA); 0 means not."""
+    precision: Precision = field(default="float32", metadata=NEUTRAL)
+    """Of the backbone's convolutions and products; losses, the graph and VAT's power step stay float32."""
     max_gradient_norm: float = 0.0
     """Shorten longer gradients (over all weights) to this length; 0 means never."""
     log_every: int = 20
@@ -51,6 +64,11 @@ class TrainingConfig:
                 f"ema_decay must be from 0 to below 1, max_gradient_norm and weight_decay at least 0, got "
                 f"{self.ema_decay}, {self.max_gradient_norm} and {self.weight_decay}"
             )
+        if not 0 <= self.swa_fraction <= 1 or (self.swa_fraction > 0 and self.ema_decay > 0):
+            raise ValueError(
+                f"swa_fraction must be from 0 to 1, and ema_decay 0 beside it, got {self.swa_fraction} and "
+                f"{self.ema_decay}"
+            )
 
 
 @dataclass(frozen=True)
@@ -69,7 +87,11 @@ class StepRecord:
 
 
 class Trainer:
-    """An algorithm with its optimiser, schedule and average, stepped by `run`."""
+    """An algorithm with its optimiser, schedule and average, stepped by `run`.
+
+    The algorithm is already where it is to be computed: on its device, and set up for several processes if
+    there are some (`build` does both).
+    """
 
     def __init__(
         self,
@@ -77,12 +99,16 @@ class Trainer:
         schedule: SuperConvergence,
         config: TrainingConfig,
         generator: torch.Generator,
+        processes: Processes | None = None,
     ) -> None:
         self.algorithm = algorithm
         self.schedule = schedule
         self.config = config
         self.generator = generator
+        self.device = next(algorithm.parameters()).device
+        self.processes = Processes(self.device) if processes is None else processes
         self.step = 0
+        self.evaluated_at = 0
         self.optimizer = torch.optim.SGD(
             (p for p in algorithm.parameters() if p.requires_grad),
             lr=schedule.max_learning_rate,
@@ -90,73 +116,122 @@ class Trainer:
             nesterov=True,
             weight_decay=config.weight_decay,
         )
-        self.average = (
-            AveragedModel(algorithm, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay), use_buffers=False)
-            if config.ema_decay > 0
-            else None
-        )
+        # A gradient in half precision underflows unless the loss is scaled up.
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
+        self.average = self._make_average()
+        self._training_step = self.processes.wrap(algorithm)
+        self._seconds, self._images = 0.0, 0
+
+    def _make_average(self) -> AveragedModel | None:
+        """EMA or SWA; buffers, such as batch norm's running statistics, are the newest ones."""
+        config = self.config
+        if config.ema_decay > 0:
+            averaging = get_ema_multi_avg_fn(config.ema_decay)
+            return AveragedModel(self.algorithm, multi_avg_fn=averaging, use_buffers=False)
+        if config.swa_fraction > 0:
+            return AveragedModel(self.algorithm, use_buffers=False)
+        return None
 
     def run(
         self,
         batches: Iterator[Batch],
         on_step: Callable[[StepRecord], None],
         on_evaluate: Callable[[], None] = lambda: None,
+        between_steps: Callable[[], None] = lambda: None,
     ) -> None:
         """Train to the last step.
 
         Now and then `on_step` is called with a record, and `on_evaluate` when it is time to evaluate.
+        `between_steps` is called when all that belongs to a step is done: the moment to stop, or to keep
+        the state.
         """
         self.algorithm.train()
-        every = self.config.evaluate_every
-        while self.step < self.config.steps:
-            record = self.train_step(next(batches))
-            if record is not None:
-                on_step(record)
-            if every and (self.step % every == 0 or self.step == self.config.steps):
+        while True:
+            if self._evaluation_is_due():
                 on_evaluate()
+                self.evaluated_at = self.step
+            between_steps()
+            if self.step == self.config.steps:
+                return
+            began = time.perf_counter()
+            batch = next(batches)
+            record = self.train_step(batch)
+            self._seconds += time.perf_counter() - began
+            self._images += self.processes.shard.size * batch.num_images
+            if record is not None:
+                on_step(replace(record, images_per_second=self._images / self._seconds))
+                self._seconds, self._images = 0.0, 0
+
+    def _evaluation_is_due(self) -> bool:
+        every, step = self.config.evaluate_every, self.step
+        if not every or step == self.evaluated_at:
+            return False
+        return step % every == 0 or step == self.config.steps
 
     def train_step(self, batch: Batch) -> StepRecord | None:
         """One update. Nothing is changed if the loss or a gradient is not finite."""
         config = self.config
         before = [buffer.clone() for buffer in self.algorithm.buffers()]
         rates = self.schedule.apply(self.optimizer, self.step / config.steps)
-        context = StepContext(self.step, config.steps, self.generator)
-        output = self.algorithm.training_step(batch, context)
+        context = StepContext(self.step, config.steps, self.generator, self.processes.shard)
+        output = self._training_step(batch, context)
         loss = output.loss
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
         parameters = [p for p in self.algorithm.parameters() if p.grad is not None]
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if not torch.isfinite(norm) or not torch.isfinite(loss):
+        if not self._may_go_on(loss, norm):
             # A bad batch has already gone into the running statistics of batch norm.
             for buffer, value in zip(self.algorithm.buffers(), before, strict=True):
                 buffer.copy_(value)
-            terms = ", ".join(f"{name} {value.item():.3g}" for name, value in output.terms.items())
-            raise NonFiniteLossError(
-                f"training stopped before step {self.step}: the loss or its gradient is not finite "
-                f"({terms}); the weights before this update are kept. Try a lower "
-                f"schedule.max_learning_rate"
-            )
+            raise NonFiniteLossError(self._explanation(output))
+        is_logged = (self.step + 1) % config.log_every == 0 or self.step + 1 == config.steps
+        health = output.health() if is_logged else {}  # before the weights change
         if config.max_gradient_norm > 0:
             nn.utils.clip_grads_with_norm_(parameters, config.max_gradient_norm, norm)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.algorithm.after_step(context)
-        if self.average is not None:
-            self.average.update_parameters(self.algorithm)
         self.step += 1
-        if self.step % config.log_every and self.step != config.steps:
-            return None
+        if self.average is not None and self._is_averaged():
+            self.average.update_parameters(self.algorithm)
+        return self._record(output, health, rates) if is_logged else None
+
+    def _may_go_on(self, loss: Tensor, norm: Tensor) -> bool:
+        """Whether all is finite, or only the gradient is not, scaled up as far as it was in float16."""
+        fine = bool(torch.isfinite(loss)) and (
+            bool(torch.isfinite(norm)) or (self.scaler.is_enabled() and self.scaler.get_scale() > 1)
+        )
+        return not self.processes.any(not fine)
+
+    def _explanation(self, output: StepOutput) -> str:
+        terms = ", ".join(f"{name} {value.item():.3g}" for name, value in output.terms.items())
+        other = "" if self.config.precision == "float32" else " or training.precision float32"
+        return (
+            f"training stopped before step {self.step}: the loss or its gradient is not finite ({terms}); "
+            f"the weights before this update are kept. Try a lower schedule.max_learning_rate{other}"
+        )
+
+    def _is_averaged(self) -> bool:
+        """Whether the weights after this step go into the average."""
+        config = self.config
+        return config.ema_decay > 0 or self.step > (1 - config.swa_fraction) * config.steps
+
+    def _record(self, output: StepOutput, health: Mapping[str, float], rates: Rates) -> StepRecord:
+        mean = self.processes.mean
         return StepRecord(
             step=self.step,
-            loss=loss.item(),
-            terms={name: value.item() for name, value in output.terms.items()},
+            loss=mean({"loss": output.loss.item()})["loss"],
+            terms=mean({name: value.item() for name, value in output.terms.items()}),
             learning_rate=rates.learning_rate,
             momentum=rates.momentum,
+            health=mean(health),
         )
 
     def evaluated_algorithm(self) -> Algorithm[Any]:
         """The algorithm with the weights that count: the averaged ones if there is an average."""
-        if self.average is None:
+        if self.average is None or self.average.n_averaged == 0:
             return self.algorithm
         averaged = self.average.module
         assert isinstance(averaged, Algorithm)
@@ -165,3 +240,57 @@ class Trainer:
     def inference_model(self) -> nn.Module:
         """The module whose predictions count."""
         return self.evaluated_algorithm().inference_model()
+
+    def refresh_statistics(self, images: Iterator[Tensor]) -> None:
+        """Measure batch norm's statistics for a plain average of weights, which never saw a batch itself.
+
+        An exponential average is so near to the weights that it goes on with theirs.
+        """
+        if self.config.swa_fraction > 0 and self.average is not None and self.average.n_averaged > 0:
+            with RandomState(self.device).replay():
+                update_bn(images, self.evaluated_algorithm().model)
+
+    def snapshot(self) -> Snapshot:
+        """Everything about the training that changes from step to step, copied."""
+        names = {id(p): name for name, p in self.algorithm.named_parameters()}
+        momentum = {
+            names[id(p)]: state["momentum_buffer"]
+            for p, state in self.optimizer.state.items()
+            if state.get("momentum_buffer") is not None
+        }
+        tensors = {
+            **prefixed("algorithm", self.algorithm.state_dict()),
+            **prefixed("average", {} if self.average is None else self.average.state_dict()),
+            **prefixed("momentum", momentum),
+            "random.method": self.generator.get_state(),
+            "random.torch": torch.get_rng_state(),
+        }
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        values = {
+            "step": self.step,
+            "evaluated_at": self.evaluated_at,
+            "scaler": self.scaler.state_dict(),
+        }
+        return Snapshot({name: tensor.detach().clone() for name, tensor in tensors.items()}, values)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back, or forward, to where `snapshot` was taken."""
+        self.algorithm.load_state_dict(snapshot.part("algorithm"))
+        if self.average is not None:
+            self.average.load_state_dict(snapshot.part("average"))
+        momentum = snapshot.part("momentum")
+        self.optimizer.state.clear()
+        for name, parameter in self.algorithm.named_parameters():
+            if name in momentum:
+                buffer = torch.empty_like(parameter).copy_(momentum[name])
+                self.optimizer.state[parameter]["momentum_buffer"] = buffer
+        random = snapshot.part("random")
+        self.generator.set_state(random["method"].cpu())
+        torch.set_rng_state(random["torch"].cpu())
+        if self.device.type == "cuda" and "cuda" in random:
+            torch.cuda.set_rng_state(random["cuda"].cpu(), self.device)
+        self.step = snapshot.values["step"]
+        self.evaluated_at = snapshot.values["evaluated_at"]
+        self.scaler.load_state_dict(snapshot.values["scaler"])
+        self._seconds, self._images = 0.0, 0

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from manigraph.algorithms.base import Algorithm
+from manigraph.training.checkpoint import Snapshot
 
 SelectionRule = Literal["last", "validation", "test"]
 
@@ -26,6 +27,15 @@ class Selection:
         if error < self.error:
             self.step, self.error = step, error
             self._weights = {name: value.detach().clone() for name, value in algorithm.state_dict().items()}
+
+    def snapshot(self) -> Snapshot:
+        """What is remembered, to be kept with the run."""
+        return Snapshot(self._weights, {"step": self.step, "error": self.error})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take up what `snapshot` gave."""
+        self.step, self.error = snapshot.values["step"], snapshot.values["error"]
+        self._weights = dict(snapshot.tensors)
 
     def chosen(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
         """A copy of the algorithm with the chosen weights; the algorithm itself if nothing was considered."""

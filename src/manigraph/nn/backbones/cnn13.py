@@ -10,6 +10,8 @@ from manigraph.nn.backbones.base import (
     image_channels,
     scaled,
 )
+from manigraph.nn.dropout import Dropout
+from manigraph.nn.passes import Layers
 
 
 class CNN13(Backbone):
@@ -27,19 +29,19 @@ class CNN13(Backbone):
         channels = image_channels(input_shape)
         first, second, third = (scaled(c, width) for c in (128, 256, 512))
         self.feature_size = first
-        self.blocks = nn.Sequential(
+        self.blocks = Layers(
             *convolution(channels, first),
             *convolution(first, first),
             *convolution(first, first),
             nn.MaxPool2d(2),
-            nn.Dropout(rate),
+            Dropout(rate),
             *convolution(first, second),
             *convolution(second, second),
             *convolution(second, second),
             nn.MaxPool2d(2),
-            nn.Dropout(rate),
+            Dropout(rate),
         )
-        self.head = nn.Sequential(
+        self.head = Layers(
             *convolution(second, third, padding=0),
             *convolution(third, second, kernel_size=1, padding=0),
             *convolution(second, first, kernel_size=1, padding=0),

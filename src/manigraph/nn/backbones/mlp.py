@@ -6,6 +6,8 @@ import math
 from torch import Tensor, nn
 
 from manigraph.nn.backbones.base import LEAKY_SLOPE, Backbone, scaled
+from manigraph.nn.dropout import Dropout
+from manigraph.nn.passes import Layers
 
 
 class MLP(Backbone):
@@ -22,8 +24,8 @@ class MLP(Backbone):
         for before, after in itertools.pairwise(sizes):
             linear = nn.Linear(before, after, bias=False)
             nn.init.kaiming_normal_(linear.weight, a=LEAKY_SLOPE)
-            layers += [linear, nn.BatchNorm1d(after), nn.LeakyReLU(LEAKY_SLOPE), nn.Dropout(rate)]
-        self.layers = nn.Sequential(*layers)
+            layers += [linear, nn.BatchNorm1d(after), nn.LeakyReLU(LEAKY_SLOPE), Dropout(rate)]
+        self.layers = Layers(*layers)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """(B, ...) to (B, D)."""

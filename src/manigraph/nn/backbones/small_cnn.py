@@ -3,6 +3,8 @@
 from torch import Tensor, nn
 
 from manigraph.nn.backbones.base import Backbone, convolution, image_channels, scaled
+from manigraph.nn.dropout import Dropout
+from manigraph.nn.passes import Layers
 
 
 class SmallCNN(Backbone):
@@ -17,7 +19,7 @@ class SmallCNN(Backbone):
         _, image_height, image_width = input_shape
         first, second = scaled(32, width), scaled(64, width)
         self.feature_size = second * (image_height // 4) * (image_width // 4)
-        self.layers = nn.Sequential(
+        self.layers = Layers(
             *convolution(channels, first),
             *convolution(first, first),
             nn.MaxPool2d(2),
@@ -25,7 +27,7 @@ class SmallCNN(Backbone):
             *convolution(second, second),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Dropout(rate),
+            Dropout(rate),
         )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from manigraph.nn.backbones.base import (
     image_channels,
     scaled,
 )
+from manigraph.nn.dropout import Dropout
+from manigraph.nn.passes import Layers
 
 
 def _convolution(in_channels: int, out_channels: int, kernel_size: int, stride: int) -> nn.Conv2d:
@@ -36,7 +38,7 @@ class _Block(nn.Module):
             _convolution(in_channels, out_channels, 3, stride),
             nn.BatchNorm2d(out_channels),
             nn.LeakyReLU(LEAKY_SLOPE),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             _convolution(out_channels, out_channels, 3, 1),
         )
         self.shortcut = (
@@ -69,7 +71,7 @@ class WideResNet28x2(Backbone):
                 stride = 2 if group > 0 and block == 0 else 1
                 layers.append(_Block(before if block == 0 else after, after, stride, rate))
         layers += [nn.BatchNorm2d(sizes[-1]), nn.LeakyReLU(LEAKY_SLOPE)]
-        self.layers = nn.Sequential(*layers)
+        self.layers = Layers(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) to (B, D)."""

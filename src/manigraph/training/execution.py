@@ -1,0 +1,72 @@
+"""Where and how a run is computed; what it computes does not depend on it, up to rounding."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from manigraph.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how a run is computed."""
+
+    device: str = "auto"
+    """`auto` takes a GPU if there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
+    processes: int = 1
+    """Processes on this machine, one for each device; torchrun and SLURM set their number themselves."""
+    nodes: int = 1
+    """Machines that train together."""
+    threads: int = 0
+    """Threads of each process on a CPU; 0 means as many as torch finds right."""
+    checkpoint_minutes: float = 5.0
+    """Time between two checkpoints; 0 writes one only when the run is interrupted."""
+    recompute: bool = False
+    """Keep only the inputs of the backbone's layers and compute the rest again on the way back: less memory,
+    more time, the same result."""
+    accumulate: int = 1
+    """Send a batch through the backbone in this many parts, of which one at a time is in memory. The result
+    is that of the whole batch, except that batch norm sees each part alone: with it, prefer `recompute`."""
+    compile: bool = False
+    """Compile the backbone (torch.compile): faster steps after a minute or two."""
+    deterministic: bool = False
+    """Use only algorithms that give the same bits every time, also on a GPU, and say which has none."""
+    tensorboard: bool = False
+    """Write the metrics for TensorBoard too (needs the extra `tensorboard`)."""
+
+    def __post_init__(self) -> None:
+        counts = (self.processes, self.nodes, self.accumulate)
+        if min(counts) < 1 or min(self.threads, self.checkpoint_minutes) < 0:
+            raise ValueError(
+                f"processes, nodes and accumulate must be at least 1, threads and checkpoint_minutes at "
+                f"least 0, got {counts}, {self.threads} and {self.checkpoint_minutes}"
+            )
+
+
+def choose_device(name: str, local_rank: int = 0) -> "torch.device":
+    """The device that `name` asks for, or the best there is."""
+    import torch  # not before it is needed: the command line reads the options above
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", local_rank)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"there is no device '{name}': use auto, cpu, cuda, cuda:1 or mps") from None
+    if device.type == "cpu":
+        return device
+    if device.type == "cuda":
+        available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = local_rank if device.index is None else device.index
+        device = torch.device("cuda", index)
+    else:
+        available, index = int(device.type == "mps" and torch.backends.mps.is_available()), 0
+    if index >= available:
+        raise UserError(
+            f"there is no device '{name}' here ({available} of type {device.type}): use --device auto or cpu"
+        )
+    return device

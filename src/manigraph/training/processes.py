@@ -1,0 +1,240 @@
+"""All processes of one training, seen from one of them.
+
+Fabric starts them (or finds those that torchrun or SLURM started), joins them into a group and wraps the
+method for gradient averaging (DDP). Batches, random numbers and batch norm are made such that N processes
+follow one: see `manigraph.sharding`.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from manigraph.algorithms.base import Algorithm
+from manigraph.contract import Batch, StepContext, StepOutput
+from manigraph.errors import ProcessLostError, UserError
+from manigraph.sharding import ALONE, Shard
+from manigraph.training.execution import Execution, choose_device
+
+Step = Callable[[Batch, StepContext], StepOutput]
+
+LOST_AFTER = timedelta(minutes=30)
+"""A process that answers nothing for so long counts as lost; one that dies is noticed at once."""
+
+
+class Processes:
+    """One process alone."""
+
+    def __init__(self, device: torch.device, shard: Shard = ALONE) -> None:
+        self.device = device
+        self.shard = shard
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and speaks to people."""
+        return self.shard.rank == 0
+
+    def wrap(self, algorithm: Algorithm[Any]) -> Step:
+        """The method's step, whose gradients are averaged over all processes in the backward pass."""
+        return algorithm.training_step
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up in any process; all get the same answer."""
+        return flag
+
+    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Each value's mean over all processes."""
+        return dict(values)
+
+    def first_says(self, text: str) -> str:
+        """What the first process passes here, in all of them."""
+        return text
+
+    @contextmanager
+    def one_after_the_other(self) -> Iterator[None]:
+        """The first process goes through this alone; then all others, which find what it left behind."""
+        yield
+
+
+class FabricProcesses(Processes):
+    """One of several processes, joined by Fabric."""
+
+    def __init__(self, fabric: Any) -> None:
+        super().__init__(fabric.device, Shard(fabric.global_rank, fabric.world_size))
+        self.fabric = fabric
+        # Flags and names travel beside the device's own traffic.
+        self._group = torch.distributed.new_group(backend="gloo", timeout=LOST_AFTER)
+
+    def wrap(self, algorithm: Algorithm[Any]) -> Step:
+        wrapped = self.fabric.setup_module(algorithm, move_to_device=False)
+        wrapped.mark_forward_method("training_step")
+        step: Step = wrapped.training_step
+        return step
+
+    def any(self, flag: bool) -> bool:
+        raised = torch.tensor([float(flag)])
+        torch.distributed.all_reduce(raised, group=self._group)
+        return bool(raised.item() > 0)
+
+    def mean(self, values: Mapping[str, float]) -> dict[str, float]:
+        total = torch.tensor(list(values.values()), dtype=torch.float64)
+        torch.distributed.all_reduce(total, group=self._group)
+        return dict(zip(values, (total / self.shard.size).tolist(), strict=True))
+
+    def first_says(self, text: str) -> str:
+        content = text.encode()
+        length = torch.tensor([len(content) if self.is_first else 0])
+        torch.distributed.broadcast(length, 0, group=self._group)
+        buffer = torch.zeros(int(length), dtype=torch.uint8)
+        if self.is_first:
+            buffer.copy_(torch.tensor(list(content), dtype=torch.uint8))
+        torch.distributed.broadcast(buffer, 0, group=self._group)
+        return bytes(buffer.tolist()).decode()
+
+    @contextmanager
+    def one_after_the_other(self) -> Iterator[None]:
+        if not self.is_first:
+            self.any(False)
+        yield
+        if self.is_first:
+            self.any(False)
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """How many processes an outer launcher (torchrun, SLURM) started."""
+
+    per_node: int
+    nodes: int
+
+
+def _outer_launcher() -> _Cluster | None:
+    variables = os.environ
+    try:
+        if "TORCHELASTIC_RUN_ID" in variables:
+            per_node = int(variables["LOCAL_WORLD_SIZE"])
+            return _Cluster(per_node, int(variables["WORLD_SIZE"]) // per_node)
+        if "SLURM_NTASKS" in variables and variables.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+            nodes = int(variables.get("SLURM_NNODES", variables.get("SLURM_JOB_NUM_NODES", "1")))
+            return _Cluster(int(variables["SLURM_NTASKS"]) // nodes, nodes)
+    except (KeyError, ValueError, ZeroDivisionError):
+        raise UserError(
+            "torchrun or SLURM left no sensible number of processes in the environment (WORLD_SIZE, "
+            "LOCAL_WORLD_SIZE, SLURM_NTASKS, SLURM_NNODES)"
+        ) from None
+    return None
+
+
+def start_processes(execution: Execution) -> Processes:
+    """Start the other processes, or join those that torchrun or SLURM started; alone if there are none.
+
+    With Fabric's own launcher this runs the present command once more for each further process.
+    """
+    if execution.threads:
+        torch.set_num_threads(execution.threads)
+    if execution.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    cluster = _outer_launcher()
+    if cluster is None:
+        cluster = _Cluster(execution.processes, execution.nodes)
+    elif execution.processes > 1 and (execution.processes, execution.nodes) != (
+        cluster.per_node,
+        cluster.nodes,
+    ):
+        raise UserError(
+            f"--processes {execution.processes} --nodes {execution.nodes} but the launcher started "
+            f"{cluster.per_node} on each of {cluster.nodes} nodes: leave both options out"
+        )
+    if cluster.per_node * cluster.nodes == 1:
+        return Processes(choose_device(execution.device))
+    return _join(execution, cluster)
+
+
+def _join(execution: Execution, cluster: _Cluster) -> Processes:
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    device = choose_device(execution.device)
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"several processes need cpu or cuda devices, not {device.type}: use --device cpu")
+    if device.type == "cuda" and cluster.per_node > torch.cuda.device_count():
+        raise UserError(
+            f"{cluster.per_node} processes need as many GPUs, and there are {torch.cuda.device_count()}: "
+            f"lower --processes"
+        )
+    # Until the graph comes in, its parameters take no part in the step.
+    strategy = DDPStrategy(find_unused_parameters=True, broadcast_buffers=False, timeout=LOST_AFTER)
+    fabric = Fabric(
+        accelerator=device.type, devices=cluster.per_node, num_nodes=cluster.nodes, strategy=strategy
+    )
+    fabric.launch()
+    if execution.threads:
+        torch.set_num_threads(execution.threads)
+    return FabricProcesses(fabric)
+
+
+def children_of(processes: Processes) -> Sequence[Any]:
+    """The processes that Fabric's own launcher started from this one."""
+    if not isinstance(processes, FabricProcesses):
+        return ()
+    return getattr(processes.fabric.strategy.launcher, "procs", ())
+
+
+@contextmanager
+def watched(processes: Processes, on_loss: Callable[[str], None]) -> Iterator[None]:
+    """Notice a process that dies: tell it to `on_loss` and stop, instead of waiting for it for ever.
+
+    Fabric kills all processes a few seconds after one of its own died, without a word; this is earlier.
+    """
+    children = children_of(processes)
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            dead = [child for child in children if child.poll() not in (None, 0)]
+            if dead:
+                # If all are ending anyway, for instance after Ctrl-C, this process says so itself.
+                if over.wait(2.0):
+                    return
+                message = _lost(f"a process ended with code {dead[0].returncode}")
+                on_loss(message)
+                print(f"manigraph: {message}", file=sys.stderr, flush=True)
+                for child in children:
+                    child.kill()
+                os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True, name="watch over the other processes")
+    if children:
+        thread.start()
+    try:
+        yield
+    except RuntimeError as error:
+        if processes.shard.size > 1 and _is_lost_connection(error):
+            raise ProcessLostError(_lost(" ".join(str(error).split())[:200])) from error
+        raise
+    finally:
+        over.set()
+        if children:
+            thread.join()
+
+
+def _lost(how: str) -> str:
+    return (
+        f"training stopped because another of its processes is gone ({how}): see what that one said, then "
+        f"resume"
+    )
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    signs = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
+    return any(sign in str(error) for sign in signs)
