@@ -1,76 +1,119 @@
 """`manigraph bench`: how fast the methods train on this machine."""
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.markup import escape
+from rich.progress import Progress
 
-from manigraph.errors import UserError
+from manigraph.catalogue import RECIPES
+from manigraph.errors import UnknownNameError, UserError
 from manigraph.options import parse
 
-Section = Literal["steps", "data", "memory"]
-SECTIONS: tuple[Section, ...] = ("steps", "data", "memory")
+Section = Literal["steps", "data", "memory", "loop", "compile", "recipes"]
+
+SECONDS_BETWEEN_LINES = 5.0
+"""Where there is no terminal, progress is a line now and then."""
 
 
 @dataclass(frozen=True)
 class BenchOptions:
     """Measure the time of training steps, of the data and its memory, interleaved, and print the ratios."""
 
-    sections: tuple[Section, ...] = SECTIONS
+    sections: tuple[Section, ...] = ("steps", "data", "memory")
     """`steps`: one training step of every method; `data`: batches against a DataLoader of PIL images, and
-    their share of a step at the paper's size; `memory`: training on 100,000 files."""
+    their share of a step at the paper's size; `memory`: training on 100,000 files; `loop`: the whole loop
+    against the bare passes of the network; `compile`: a compiled network against the same without;
+    `recipes`: the first iterations of every recipe at its own width, a quarter of an hour on two cores."""
     scale: float = 1.0
-    """Multiplier on the number of rounds and files; 0.1 is a quick look."""
+    """Multiplier on the number of rounds and files; 0.1 is a quick look. Below 1, `recipes` has narrower
+    networks too, and `loop` leaves out the paper's width."""
     output: Path | None = None
     """JSON file to write the figures to, with commit and machine."""
+    recipes: tuple[str, ...] = ()
+    """Recipes that the section `recipes` tries; by default all but `folder`."""
+    measured: Path | None = None
+    """JSON file into which the section `recipes` puts what `manigraph list recipes` says of them; the one
+    that comes with the package is src/manigraph/recipes/measured.json."""
+
+
+class Answer(NamedTuple):
+    """What a section found."""
+
+    figures: list[Any]
+    """Dataclasses, for the file."""
+    show: Callable[[], None]
+    """Prints them."""
+    failed: bool = False
+    """Whether something is not as it should be."""
+
+
+Told = Callable[[str], None]
 
 
 def run(arguments: list[str]) -> int:
     """Measure and print one table for each setting."""
     options: BenchOptions = parse(BenchOptions, arguments, program="manigraph bench")
-    if options.output is not None and not options.output.absolute().parent.is_dir():
-        raise UserError(f"the folder of '{options.output}' does not exist")
-    if options.scale <= 0:
-        raise UserError(f"--scale must be positive, got {options.scale}")
+    _check(options)
 
     from manigraph.runs import provenance, write_json
 
     console = Console()
-    measure = {"steps": _steps, "data": _data, "memory": _memory}
     results: dict[str, Any] = {}
+    failed = False
     for section in options.sections:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task(section, total=None)
-            figures, show = measure[section](options.scale, partial(_describe, progress, task))
-        results[_KEYS[section]] = [asdict(figure) for figure in figures]
-        show()
+            answer = _MEASURE[section](options, _teller(progress, section))
+        results[_KEYS.get(section, section)] = [asdict(figure) for figure in answer.figures]
+        failed |= answer.failed
+        answer.show()
     if options.output is not None:
         write_json(options.output, {**provenance(), **results})
         console.print(f"written to {options.output}", highlight=False)
-    return 0
+    return int(failed)
 
 
-def _describe(progress: Progress, task: TaskID, what: str) -> None:
-    progress.update(task, description=what)
+def _check(options: BenchOptions) -> None:
+    """Refuse what would only show after a long measurement."""
+    for path in (options.output, options.measured):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"the folder of '{path}' does not exist")
+    if options.scale <= 0:
+        raise UserError(f"--scale must be positive, got {options.scale}")
+    for name in options.recipes:
+        if name not in RECIPES:
+            raise UnknownNameError("recipe", name, RECIPES)
+    if "folder" in options.recipes:
+        raise UserError("--recipes cannot try 'folder': how long it takes depends on your own images")
+    if options.measured is not None and options.scale < 1:
+        raise UserError(f"--measured takes figures of whole networks: leave out --scale {options.scale}")
 
 
-_KEYS = {"steps": "timings", "data": "data", "memory": "memory"}
+def _teller(progress: Progress, section: str) -> Told:
+    """Shows what is being done: beside a spinner in a terminal, as a line now and then elsewhere."""
+    if progress.console.is_terminal:
+        task = progress.add_task(section, total=None)
+        return lambda what: progress.update(task, description=escape(what))
+    console, last = Console(stderr=True), ("", 0.0)
 
-Told = Callable[[str], None]
-Answer = tuple[list[Any], Callable[[], None]]
+    def tell(what: str) -> None:
+        nonlocal last
+        if what != last[0] and time.monotonic() - last[1] >= SECONDS_BETWEEN_LINES:
+            last = (what, time.monotonic())
+            console.print(what, highlight=False, markup=False)
+
+    return tell
 
 
-def _steps(scale: float, tell: Told) -> Answer:
+def _steps(options: BenchOptions, tell: Told) -> Answer:
     from manigraph.cli.results import print_table
     from manigraph.experiments.bench import SETTINGS, run_benchmark
-    from manigraph.experiments.tables import METHODS
 
-    titles = {row.algorithm: row.title for row in METHODS}
-    timings = run_benchmark(scale, lambda: tell("timing steps"))
+    timings = run_benchmark(options.scale, lambda: tell("timing steps"))
 
     def show() -> None:
         for setting in SETTINGS:
@@ -78,22 +121,22 @@ def _steps(scale: float, tell: Told) -> Answer:
             print_table(
                 f"One training step, {setting.name}",
                 ["ms", "relative to Π-VAT"],
-                [(titles[t.algorithm], [f"{t.milliseconds:.1f}", f"{t.ratio:.2f}"]) for t in rows],
+                [(_title(t.algorithm), [f"{t.milliseconds:.1f}", f"{t.ratio:.2f}"]) for t in rows],
             )
 
-    return timings, show
+    return Answer(timings, show)
 
 
-def _data(scale: float, tell: Told) -> Answer:
+def _data(options: BenchOptions, tell: Told) -> Answer:
     import torch
 
     from manigraph.cli.results import print_table
     from manigraph.experiments.bench_data import time_augmentation, time_data_share
 
-    rounds = max(1, round(10 * scale))
+    rounds = max(1, round(10 * options.scale))
     augmentation = time_augmentation(rounds, 60, lambda: tell("timing augmentation"))
     with torch.random.fork_rng():
-        share = time_data_share(max(1, round(5 * scale)), 1.0, lambda: tell("timing data in a step"))
+        share = time_data_share(max(1, round(5 * options.scale)), 1.0, lambda: tell("timing data in a step"))
 
     def show() -> None:
         print_table(
@@ -107,14 +150,14 @@ def _data(scale: float, tell: Told) -> Answer:
             [(t.what, [f"{t.milliseconds:.2f}", f"{100 * t.ratio:.3f} %"]) for t in share],
         )
 
-    return [*augmentation, *share], show
+    return Answer([*augmentation, *share], show)
 
 
-def _memory(scale: float, tell: Told) -> Answer:
+def _memory(options: BenchOptions, tell: Told) -> Answer:
     from manigraph.cli.results import print_table
     from manigraph.experiments.bench_memory import measure_memory
 
-    uses = measure_memory(max(1000, round(100_000 * scale)), tell)
+    uses = measure_memory(max(1000, round(100_000 * options.scale)), tell)
 
     def show() -> None:
         print_table(
@@ -135,4 +178,121 @@ def _memory(scale: float, tell: Told) -> Answer:
             ],
         )
 
-    return uses, show
+    return Answer(uses, show)
+
+
+def _loop(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.cli.results import print_table
+    from manigraph.experiments.bench_loop import run_loop_benchmark
+
+    timings = run_loop_benchmark(options.scale, tell)
+
+    def show() -> None:
+        for setting in dict.fromkeys(t.setting for t in timings):
+            print_table(
+                f"The whole loop against bare passes, {setting}",
+                ["loop ms", "passes ms", "ratio", "to backbone", "when logged", "data ms", "update ms"],
+                [
+                    (
+                        _title(t.algorithm),
+                        [
+                            f"{t.milliseconds:.1f}",
+                            f"{t.bare_milliseconds:.1f}",
+                            f"{t.ratio:.3f}",
+                            f"{t.backbone_ratio:.3f}",
+                            f"{t.logged_ratio:.3f}",
+                            f"{t.data_milliseconds:.2f}",
+                            f"{t.optimizer_milliseconds:.2f}",
+                        ],
+                    )
+                    for t in timings
+                    if t.setting == setting
+                ],
+            )
+
+    return Answer(timings, show)
+
+
+def _compile(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.cli.results import print_table
+    from manigraph.experiments.bench_loop import CompileTiming, run_compile_benchmark
+
+    figures = run_compile_benchmark(options.scale, tell)
+
+    def show() -> None:
+        rows = []
+        for figure in figures:
+            if not isinstance(figure, CompileTiming):
+                Console().print(figure.reason, highlight=False, markup=False)
+                continue
+            pays = "never" if figure.pays_after_steps is None else f"after {figure.pays_after_steps:,} steps"
+            cells = [
+                f"{figure.eager_milliseconds:.1f}",
+                f"{figure.compiled_milliseconds:.1f}",
+                f"{figure.ratio:.2f}",
+                f"{figure.compile_seconds:.0f}",
+                pays,
+            ]
+            rows.append((figure.setting, cells))
+        if rows:
+            columns = ["ms", "compiled ms", "ratio", "compiling s", "pays"]
+            print_table("One training step with the backbone compiled", columns, rows)
+
+    return Answer(figures, show)
+
+
+def _recipes(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.cli.results import print_table
+    from manigraph.experiments.bench_recipes import measurements, tried_recipes, try_recipes
+    from manigraph.recipes.measured import add_measured
+    from manigraph.runs import provenance
+
+    trials = try_recipes(options.recipes or tried_recipes(), options.scale, tell)
+    if options.measured is not None:
+        add_measured(options.measured, measurements(trials, provenance()))
+
+    def show() -> None:
+        print_table(
+            "First iterations of the recipes",
+            ["parameters", "s per step", "peak MiB", "found"],
+            [
+                (
+                    f"{t.recipe}, {_title(t.algorithm)}",
+                    [
+                        f"{t.parameters:,}",
+                        f"{t.seconds_per_step:.2f}",
+                        "-" if t.peak_mib is None else f"{t.peak_mib:.0f}",
+                        "a problem" if t.problems else "all well",
+                    ],
+                )
+                for t in trials
+            ],
+        )
+        console = Console()
+        for t in trials:
+            for problem in t.problems:
+                console.print(f"{t.recipe}, {t.algorithm}: {problem}", highlight=False, markup=False)
+        for recipe, images in {t.recipe: t.images for t in trials if t.stand_in}.items():
+            console.print(f"{recipe} was tried on a {images}", highlight=False, markup=False)
+
+    return Answer(trials, show, failed=any(t.problems for t in trials))
+
+
+def _title(algorithm: str) -> str:
+    """What a method is called in tables."""
+    from manigraph.experiments.tables import METHODS
+
+    return next((row.title for row in METHODS if row.algorithm == algorithm), algorithm)
+
+
+_KEYS = {"steps": "timings"}
+"""Sections whose figures have another name in the file."""
+
+_MEASURE: dict[Section, Callable[[BenchOptions, Told], Answer]] = {
+    "steps": _steps,
+    "data": _data,
+    "memory": _memory,
+    "loop": _loop,
+    "compile": _compile,
+    "recipes": _recipes,
+}
