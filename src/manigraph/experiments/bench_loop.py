@@ -24,6 +24,8 @@ from manigraph.contract import Batch
 from manigraph.data.sources.base import Dataset
 from manigraph.experiments.bench_data import random_dataset
 from manigraph.nn.classifier import Classifier, GraphClassifier
+from manigraph.nn.compiling import compile_backbone
+from manigraph.recipes.measured import finish
 from manigraph.training.loop import StepRecord
 
 WARM_UP_ROUNDS = 2
@@ -92,7 +94,7 @@ def time_loop(setting: LoopSetting, rounds: int, on_round: Callable[[], None]) -
     bare = {"backbone": backbone_passes(copy.deepcopy(model), batch)}
     if isinstance(model, GraphClassifier):
         bare["network"] = graph_passes(copy.deepcopy(model), batch)
-    turns = _Turns(job.batches, bare, on_round)
+    turns = _Turns(job.batches, bare, job.trainer.device, on_round)
     job.trainer.optimizer.register_step_pre_hook(lambda *_: turns.start("optimizer"))
     job.trainer.optimizer.register_step_post_hook(lambda *_: turns.stop("optimizer"))
     with tempfile.TemporaryFile("w", encoding="utf-8") as file:
@@ -144,11 +146,16 @@ class _Turns(Iterator[Batch]):
     """
 
     def __init__(
-        self, batches: Iterator[Batch], bare: Mapping[str, Passes], on_round: Callable[[], None]
+        self,
+        batches: Iterator[Batch],
+        bare: Mapping[str, Passes],
+        device: torch.device,
+        on_round: Callable[[], None],
     ) -> None:
         self.rounds: list[dict[str, float]] = []
         self._batches = batches
         self._bare = bare
+        self._device = device
         self._on_round = on_round
         self._began: dict[str, float] = {}
 
@@ -158,6 +165,7 @@ class _Turns(Iterator[Batch]):
         for name, passes in self._bare.items():
             self.start(name)
             passes()
+            finish(self._device)
             self.stop(name)
         self.start("loop")
         self.start("data")
@@ -168,6 +176,7 @@ class _Turns(Iterator[Batch]):
     def end(self) -> None:
         """The step that is under way is over."""
         if self.rounds:
+            finish(self._device)
             self.stop("loop")
             self._on_round()
 
@@ -206,8 +215,7 @@ def backbone_passes(model: Classifier, batch: Batch) -> Passes:
     """Clean pass over all images, power pass, student pass, one backward pass; no graph, loss or update."""
     backbone, linear = model.backbone, model.linear
     clean, student = _ready(batch)
-    clean_cotangent = torch.randn(len(clean), model.num_classes) / len(clean)
-    student_cotangent = torch.randn(len(student), model.num_classes) / len(student)
+    clean_cotangent, student_cotangent = (_cotangent(part, model.num_classes) for part in (clean, student))
     probe = student.clone().requires_grad_(True)
 
     def passes() -> None:
@@ -224,8 +232,7 @@ def graph_passes(model: GraphClassifier, batch: Batch) -> Passes:
     """The same through prototype generator and graph, with the refined prototypes of every image."""
     backbone = model.backbone
     clean, student = _ready(batch)
-    clean_cotangent = torch.randn(len(clean), model.num_classes) / len(clean)
-    student_cotangent = torch.randn(len(student), model.num_classes) / len(student)
+    clean_cotangent, student_cotangent = (_cotangent(part, model.num_classes) for part in (clean, student))
     probe = student.clone().requires_grad_(True)
     with torch.no_grad():
         prototype_cotangent = torch.zeros_like(model.prototype_logits(model.class_nodes(), backbone(clean)))
@@ -252,6 +259,11 @@ def _ready(batch: Batch) -> tuple[Tensor, Tensor]:
     images = torch.cat([batch.labelled["image"], batch.unlabelled["first"]]), batch.unlabelled["second"]
     clean, student = (part.contiguous(memory_format=torch.channels_last) for part in images)
     return clean, student
+
+
+def _cotangent(images: Tensor, num_classes: int) -> Tensor:
+    """What a loss would send back into the logits of images."""
+    return torch.randn(len(images), num_classes, device=images.device) / len(images)
 
 
 def run_loop_benchmark(scale: float, tell: Callable[[str], None]) -> list[LoopTiming]:
@@ -344,12 +356,13 @@ def compiler_problem() -> str | None:
 def time_compiled(setting: CompileSetting, rounds: int, on_round: Callable[[], None]) -> CompileTiming:
     """Steps of two equal jobs in turns, the backbone of one of them compiled."""
     jobs = {"eager": setting.make_job(), "compiled": setting.make_job()}
-    jobs["compiled"].trainer.algorithm.model.backbone.compile()
+    compile_backbone(jobs["compiled"].trainer.algorithm.model.backbone)
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(COMPILING_STEPS + rounds):
         for name, job in jobs.items():
             began = time.perf_counter()
             job.trainer.train_step(next(job.batches))
+            finish(job.trainer.device)
             seconds[name].append(time.perf_counter() - began)
         on_round()
     compiling = sum(seconds["compiled"][:COMPILING_STEPS])

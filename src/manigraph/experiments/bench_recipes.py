@@ -27,7 +27,7 @@ from manigraph.data.sources.arrays import from_arrays
 from manigraph.data.sources.base import Dataset
 from manigraph.data.sources.benchmarks import BENCHMARKS
 from manigraph.errors import NonFiniteLossError, UserError
-from manigraph.recipes.measured import Measured, Measurements, calibration_seconds
+from manigraph.recipes.measured import Measured, Measurements, calibration_seconds, finish
 from manigraph.training.loop import Trainer
 
 ALGORITHMS_TRIED = ("pi_vat", "manifold_graph")
@@ -82,7 +82,7 @@ class Trial:
     """Median of the iterations after the warm-up, if there is one, else of all; the first does not count."""
     calibration_seconds: float
     peak_mib: float | None
-    """Highest memory of the process; None where the system does not tell."""
+    """Highest memory of the process, or of its GPU; None where the system does not tell."""
     threads: int
     problems: tuple[str, ...]
     """What was not as it should be."""
@@ -213,7 +213,7 @@ def try_recipe(recipe: str, config: Config[Any], images: Images, *, scale: float
         # The first of them pays for memory and kernels.
         seconds_per_step=round(statistics.median(in_long_part[1:] or in_long_part), 5),
         calibration_seconds=round(min(calibration, calibration_seconds(passes=passes)), 6),
-        peak_mib=peak_memory(),
+        peak_mib=peak_memory(trainer.device),
         threads=torch.get_num_threads(),
         problems=tuple(problems),
     )
@@ -229,6 +229,7 @@ def _iterate(trainer: Trainer, batches: Iterator[Any]) -> Iteration:
     step = trainer.step
     began = time.perf_counter()
     record = trainer.train_step(next(batches))
+    finish(trainer.device)
     seconds = time.perf_counter() - began
     assert record is not None, "every step is logged"
     (group,) = trainer.optimizer.param_groups
@@ -272,8 +273,13 @@ def _missing_terms(iterations: Sequence[Iteration], later: int) -> list[str]:
     return problems
 
 
-def peak_memory() -> float | None:
-    """Highest resident memory of this process so far in MiB, as Linux tells it."""
+def peak_memory(device: torch.device) -> float | None:
+    """Highest memory of this process so far in MiB, as CUDA or Linux tells it.
+
+    `getrusage` would not do: what it tells may be the peak of the process that started this one.
+    """
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from manigraph.runs import write_json
+from manigraph.training.execution import choose_device
 
 MEASURED = Path(__file__).with_name("measured.json")
 """The figures that come with the package."""
@@ -67,19 +68,13 @@ def add_measured(path: Path, new: Measurements) -> None:
     )
 
 
-def default_device() -> torch.device:
-    """The accelerator if there is one, else the processor."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if found is None else found
-
-
 def calibration_seconds(device: torch.device | None = None, passes: int = 5) -> float:
     """Time of one pass, forward and backward, through layers as CNN-13 has them.
 
     The fastest of a few, since whatever else the machine does can only make a pass slower. Takes about half
     a second on two idle cores, and leaves the caller's random numbers alone.
     """
-    device = device or default_device()
+    device = device or choose_device("auto")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = nn.Sequential(
@@ -98,13 +93,13 @@ def calibration_seconds(device: torch.device | None = None, passes: int = 5) -> 
         network.zero_grad(set_to_none=True)
         began = time.perf_counter()
         network(images).square().mean().backward()
-        _finish(device)
+        finish(device)
         if number > 0:  # the first pass pays for memory and kernels
             seconds.append(time.perf_counter() - began)
     return min(seconds)
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
     """Wait for what an accelerator still has to do."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
