@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,11 @@ def test_the_plot_fits_and_marks_rates_where_they_are(width: int) -> None:
     assert {"0.0001", "0.001", "0.01", "0.1", "1", "10"} <= set(lines[-1].split())
 
 
+def test_an_explosion_in_the_end_does_not_flatten_the_rest() -> None:
+    exploding = replace(CURVE, smoothed=(*CURVE.smoothed[:-1], 1e6))
+    assert _plot(exploding, 0.1, 80, colour=False).splitlines()[2].startswith("6.0┤")
+
+
 def test_colour_is_for_terminals() -> None:
     assert "\x1b[" in _plot(CURVE, 0.1, 80, colour=True)
 
@@ -181,9 +187,9 @@ def test_a_recipe_s_rate_out_of_range_is_not_marked() -> None:
     assert "recipe" not in _plot(CURVE, 50.0, 80, colour=False)
 
 
-def test_the_figure_is_drawn_without_pyplot(tmp_path: Path) -> None:
+def test_the_figure_is_drawn_without_pyplot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
     _save_figure(tmp_path / "curve.png", "a title", CURVE, 0.1)
-    assert "matplotlib.pyplot" not in sys.modules
     with Image.open(tmp_path / "curve.png") as image:
         colours = image.convert("RGB").getcolors(1 << 20)
     assert colours is not None

@@ -211,8 +211,8 @@ def _free_path(folder: Path, name: str) -> Path:
 
 
 def _highest_shown(result: "RangeTestResult") -> float:
-    """Top of the loss axis: single batches far above the average would flatten everything else."""
-    return 1.1 * max(result.smoothed)
+    """Top of the loss axis: what explodes in the end would flatten everything before."""
+    return min(max(result.smoothed), 2 * max(result.smoothed[: len(result.smoothed) // 2]))
 
 
 def _save_figure(path: Path, title: str, result: "RangeTestResult", present: float) -> None:
@@ -231,7 +231,7 @@ def _save_figure(path: Path, title: str, result: "RangeTestResult", present: flo
     axes.axvline(present, color="0.25", linewidth=1.2, linestyle=":", label=f"recipe {present:g}")
     axes.set_xscale("log")
     low = min(0.0, *result.smoothed)
-    axes.set_ylim(low, _highest_shown(result))
+    axes.set_ylim(low, 1.05 * _highest_shown(result))
     axes.set_xlabel("learning rate")
     axes.set_ylabel("loss")
     axes.set_title(title, loc="left", fontsize=11)
@@ -263,7 +263,8 @@ def _plot(result: "RangeTestResult", present: float, width: int, *, colour: bool
     try:
         figure.theme("colorless")
         figure.plot_size(width, PLOT_HEIGHT)
-        height = (min(result.smoothed), max(result.smoothed))
+        top = _highest_shown(result)
+        height = (min(result.smoothed), top)
 
         def mark(rate: float, symbol: str, colour: str | None) -> None:
             line = figure.segment((log10(rate),) * 2, height, marker=plotext.marker(symbol, pixel=colour))
@@ -275,7 +276,8 @@ def _plot(result: "RangeTestResult", present: float, width: int, *, colour: bool
         if result.proposal.rate is not None:
             mark(result.proposal.rate, "│", "green")
             legend += f"   │ proposal {result.proposal.rate:g}"
-        curve = figure.signal(exponents, result.smoothed, marker=plotext.marker("hd", pixel="cyan"))
+        losses = [min(loss, top) for loss in result.smoothed]
+        curve = figure.signal(exponents, losses, marker=plotext.marker("hd", pixel="cyan"))
         figure.draw(curve.lines())
         figure.ruler("x").lim(exponents[0], exponents[-1]).ticks(decades, [f"{10.0**d:g}" for d in decades])
         text: str = figure.build().string(colorless=not colour)

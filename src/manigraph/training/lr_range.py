@@ -227,12 +227,12 @@ def propose(
     if beyond is not None or not_finite:
         end = rates[-1 if beyond is None else beyond - 1]
     if learned is not None and (end is None or learned < end / SAFETY):
-        why = f"the loss is almost 0 from a learning rate of {learned:.2g} on, and higher ones go untested"
+        why = f"the loss is almost 0 from a learning rate of {learned:.2g} on and says nothing of higher ones"
         return Proposal(_two_digits(learned), end, why)
     if end is None:
         return Proposal(None, None, f"no learning rate up to {rates[-1]:.2g} made the loss climb")
     what = "is not finite" if beyond is None else "climbs"
-    why = f"the loss {what} beyond a learning rate of {end:.2g}, and a third of it is well below"
+    why = f"the loss {what} beyond a learning rate of {end:.2g}, and a third of it leaves room"
     return Proposal(_two_digits(end / SAFETY), end, why)
 
 
