@@ -137,17 +137,21 @@ def _resolve(recipe: str, arguments: list[str], target: str) -> "LrFindOptions[A
 def _bar(console: Console, steps: int) -> "Iterator[Callable[[int, float, float], None]]":
     """A progress bar in a terminal, nothing elsewhere."""
     with Progress(
-        TextColumn("learning rate {task.fields[rate]:.2g}"),
+        TextColumn("learning rate {task.description:<7}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
+        TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,
     ) as progress:
-        task = progress.add_task("", total=steps, rate=0.0, loss=0.0)
-        yield lambda step, rate, loss: progress.update(task, completed=step, rate=rate, loss=loss)
+        task = progress.add_task("", total=steps, note="")
+
+        def on_step(step: int, rate: float, loss: float) -> None:
+            progress.update(task, completed=step, description=f"{rate:.2g}", note=f"loss {loss:.3f}")
+
+        yield on_step
 
 
 def _advice(result: "RangeTestResult", present: float) -> str:
