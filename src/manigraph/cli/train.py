@@ -1,6 +1,7 @@
 """`manigraph train RECIPE|PATH [OPTIONS]`."""
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
@@ -78,6 +79,8 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP.format(recipes=", ".join(RECIPES), algorithms=", ".join(ALGORITHMS)), end="")
         return 0 if arguments else 2
+    # What torch's C++ code warns of is not for the person at the keyboard.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     taken_up = _last_value(arguments, "--resume")
     if taken_up is not None:
         return _resume(Path(taken_up), _without(arguments, "--resume"))

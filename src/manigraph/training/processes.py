@@ -5,6 +5,8 @@ method for gradient averaging (DDP). Batches, random numbers and batch norm are 
 follow one: see `manigraph.sharding`.
 """
 
+import inspect
+import logging
 import os
 import sys
 import threading
@@ -16,6 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from manigraph.algorithms.base import Algorithm
 from manigraph.contract import Batch, StepContext, StepOutput
@@ -63,19 +67,41 @@ class Processes:
         yield
 
 
+class _StepModule(nn.Module):
+    """A method's step as a forward pass, which is what DDP watches over."""
+
+    def __init__(self, algorithm: Algorithm[Any]) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+        self.health: Callable[[], Mapping[str, float]] = dict
+
+    def forward(self, batch: Batch, context: StepContext) -> dict[str, Tensor]:
+        output = self.algorithm.training_step(batch, context)
+        self.health = output.health
+        return dict(output.terms)
+
+
 class FabricProcesses(Processes):
     """One of several processes, joined by Fabric."""
 
     def __init__(self, fabric: Any) -> None:
         super().__init__(fabric.device, Shard(fabric.global_rank, fabric.world_size))
         self.fabric = fabric
+        self.parallel: DistributedDataParallel | None = None
+        """The method's step as DDP sees it."""
         # Flags and names travel beside the device's own traffic.
         self._group = torch.distributed.new_group(backend="gloo", timeout=LOST_AFTER)
 
     def wrap(self, algorithm: Algorithm[Any]) -> Step:
-        wrapped = self.fabric.setup_module(algorithm, move_to_device=False)
-        wrapped.mark_forward_method("training_step")
-        step: Step = wrapped.training_step
+        module = _StepModule(algorithm)
+        # The strategy itself: Fabric's own wrapper takes batches and answers apart to convert them.
+        self.parallel = self.fabric.strategy.setup_module(module)
+
+        def step(batch: Batch, context: StepContext) -> StepOutput:
+            assert self.parallel is not None
+            terms = self.parallel(batch, context)
+            return StepOutput(terms, module.health)
+
         return step
 
     def any(self, flag: bool) -> bool:
@@ -170,8 +196,13 @@ def _join(execution: Execution, cluster: _Cluster) -> Processes:
             f"{cluster.per_node} processes need as many GPUs, and there are {torch.cuda.device_count()}: "
             f"lower --processes"
         )
+    # How many there are is said in our own words.
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    # Buffers are the same in all processes already. torch 2.13 has a new name for leaving them alone.
+    new_name = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    options: dict[str, Any] = {"forward_sync_buffers" if new_name else "broadcast_buffers": False}
     # Until the graph comes in, its parameters take no part in the step.
-    strategy = DDPStrategy(find_unused_parameters=True, broadcast_buffers=False, timeout=LOST_AFTER)
+    strategy = DDPStrategy(find_unused_parameters=True, timeout=LOST_AFTER, **options)
     fabric = Fabric(
         accelerator=device.type, devices=cluster.per_node, num_nodes=cluster.nodes, strategy=strategy
     )
