@@ -119,7 +119,7 @@ def build(
     """
     execution = Execution() if execution is None else execution
     processes = Processes(choose_device(execution.device)) if processes is None else processes
-    _check_parts(config.batch, processes.shard.size, execution.accumulate)
+    check_parts(config.batch, processes.shard.size, execution.accumulate)
     if dataset is None:
         with processes.one_after_the_other():  # the first decodes, the others find it in the cache
             dataset = load_dataset(config.data, locations, progress)
@@ -182,7 +182,8 @@ def place_algorithm(
         compile_backbone(algorithm.model.backbone)
 
 
-def _check_parts(batch: BatchConfig, processes: int, parts: int) -> None:
+def check_parts(batch: BatchConfig, processes: int, parts: int) -> None:
+    """Every process, and every part of a batch in it, must have equally many images of each kind."""
     parts *= processes
     for name, size in (("labelled", batch.labelled), ("unlabelled", batch.unlabelled)):
         if size % parts:

@@ -25,6 +25,10 @@ class NonFiniteLossError(RuntimeError):
     """The loss or a gradient is not a number any more; raised before the update is made."""
 
 
+class DiskFullError(RuntimeError):
+    """There is no room for what training must write."""
+
+
 class ProcessLostError(RuntimeError):
     """Another process of the same training ended, so this one cannot go on."""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from manigraph.algorithms.base import Algorithm
 from manigraph.build import Job
-from manigraph.errors import Interrupted, NonFiniteLossError, UserError
+from manigraph.errors import DiskFullError, Interrupted, NonFiniteLossError
 from manigraph.runs import RunDirectory, provenance, remove_leftovers, write_bytes
 from manigraph.runs.directory import State
 from manigraph.runs.files import DISK_IS_FULL
@@ -127,7 +127,7 @@ class Session:
                     raise
                 reason = f"the disk is full: make room, then go on with `{resume_command(self.run)}`"
                 self._say_failed(reason)
-                raise UserError(reason) from error
+                raise DiskFullError(reason) from error
             except NonFiniteLossError as error:
                 self._say_failed(str(error))
                 self._save_weights(self.trainer.evaluated_algorithm())
@@ -277,6 +277,9 @@ class Session:
             "device": self.trainer.device.type,
             "threads": torch.get_num_threads(),
             "processes": self.processes.shard.size,
+            "accumulate": self.execution.accumulate,
+            "compile": self.execution.compile,
+            "deterministic": self.execution.deterministic,
         }
 
     def _take_up(self, snapshot: Snapshot | None) -> None:
@@ -327,6 +330,9 @@ class Session:
         self._keep()
         self._save_weights(self.trainer.evaluated_algorithm())
         self._set_status("interrupted", f"{number.name} at step {step} of {self.config.steps}")
+        if self.processes.shard.size > 1:
+            # Whoever leaves first counts as lost, and whatever started the processes ends the others.
+            self._kept_step = int(self.processes.first_says(str(self._kept_step)))
         where = f"step {step}" if self._kept_step == step else f"step {self._kept_step}, the last checkpoint"
         message = f"stopped at step {step} of {self.config.steps}; to go on from {where}:"
         return Interrupted(f"{message} {resume_command(self.run)}", 128 + number)

@@ -95,6 +95,9 @@ def test_a_run_that_is_killed_25_times_ends_as_one_that_never_was(
     for kill in range(25):
         before = step()
 
+        def has_moved(before: int = before) -> bool:
+            return step() > before
+
         if kill % 5 in (1, 3):
             # Some calls belong to taking the run up again, about eight to each checkpoint.
             process = Process(go_on_and_die, tmp_path, config(), moments.randrange(1, 40))
@@ -103,7 +106,7 @@ def test_a_run_that_is_killed_25_times_ends_as_one_that_never_was(
             if kill % 5 == 0:
                 process.kill_after(moments.uniform(0, 1.5))
             else:
-                process.kill_after(moments.uniform(0, 0.05), since=lambda before=before: step() > before)
+                process.kill_after(moments.uniform(0, 0.05), since=has_moved)
         assert process.exit_code() == -signal.SIGKILL
         run = begun(tmp_path)
         if run is not None:
@@ -292,7 +295,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from manigraph.engine import resume, train
-from manigraph.errors import UserError
+from manigraph.errors import DiskFullError
 from tests.resume.training import KEEP_OFTEN, Listening, config
 runs, frees = Path(sys.argv[1]), sys.argv[2] == "frees"
 ballast = runs / "ballast"
@@ -309,7 +312,7 @@ listening = Listening(on_step)
 try:
     train(config(), runs, execution=KEEP_OFTEN, observer=listening)
     print("finished")
-except UserError as error:
+except DiskFullError as error:
     print("error:", error)
     run = runs / config().run_name
     print("status:", (run / "status.json").read_text())

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
@@ -73,14 +72,14 @@ class Algorithm(nn.Module, Generic[ConfigT]):
         return self.model
 
 
-def prediction_health(logits: Tensor) -> Callable[[], dict[str, float]]:
+def prediction_health(logits: Tensor, shard: Shard) -> Callable[[], dict[str, float]]:
     """The signs of health that every method has, from the clean predictions of its unlabelled images.
 
     `largest_class`: share of the predictions that fall into the most frequent class. Labelled images are left
     out where there are others: they are fitted even while all others collapse.
     """
     constant = logits.detach()
-    return lambda: health_values(largest_class=largest_class_share(constant))
+    return lambda: health_values(largest_class=largest_class_share(shard.gather(constant)))
 
 
 def health_values(**signs: Tensor) -> dict[str, float]:

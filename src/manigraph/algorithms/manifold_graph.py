@@ -163,7 +163,7 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
             "classification": F.cross_entropy(labelled_logits, batch.labels),
             **self.unlabelled_terms(target_logits, student_logits, context.progress),
         }
-        health = prediction_health(target_logits)
+        health = prediction_health(target_logits, self.shard)
         if nodes is not None:
             terms |= self._prototype_terms(features, batch.labels, nodes)
             graph_health = self._graph_health(features, batch.labels, nodes, target_logits)

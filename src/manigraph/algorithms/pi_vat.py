@@ -62,5 +62,5 @@ class PiVAT(ConsistencyAlgorithm["PiVAT.Config"]):
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
                 **self.unlabelled_terms(target_logits, student_logits, context.progress),
             },
-            prediction_health(target_logits),
+            prediction_health(target_logits, self.shard),
         )

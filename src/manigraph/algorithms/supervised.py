@@ -26,4 +26,4 @@ class Supervised(Algorithm["Supervised.Config"]):
     def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
         logits = self.model(batch.labelled["image"])
         terms = {"classification": F.cross_entropy(logits, batch.labels)}
-        return StepOutput(terms, prediction_health(logits))
+        return StepOutput(terms, prediction_health(logits, self.shard))

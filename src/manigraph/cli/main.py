@@ -6,7 +6,14 @@ import sys
 from collections.abc import Sequence
 
 from manigraph import __version__
-from manigraph.errors import Interrupted, NonFiniteLossError, ProcessLostError, UnknownNameError, UserError
+from manigraph.errors import (
+    DiskFullError,
+    Interrupted,
+    NonFiniteLossError,
+    ProcessLostError,
+    UnknownNameError,
+    UserError,
+)
 
 COMMANDS = {
     "train": "train a classifier by a recipe or on a folder of images",
@@ -65,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(interruption), interruption.exit_code)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
-    except (NonFiniteLossError, ProcessLostError, OSError) as error:
+    except (NonFiniteLossError, ProcessLostError, DiskFullError, OSError) as error:
         if want_traceback:
             raise
         return _complain(str(error), 1)
@@ -87,5 +94,8 @@ def _run(command: str, arguments: list[str]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"manigraph: {message}", file=sys.stderr)
+    variables = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    rank = next((os.environ[name] for name in variables if name in os.environ), "0")
+    who = "manigraph" if rank == "0" else f"manigraph (process {rank})"
+    print(f"{who}: {message}", file=sys.stderr)
     return code

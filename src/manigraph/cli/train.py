@@ -10,7 +10,7 @@ import tyro
 
 from manigraph.catalogue import ALGORITHMS, RECIPES
 from manigraph.cli.targets import recipe_and_options
-from manigraph.errors import UserError
+from manigraph.errors import Interrupted, UserError
 from manigraph.options import parse
 from manigraph.training.execution import Execution
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from manigraph.config import Config
+    from manigraph.data.batches import BatchConfig
     from manigraph.runs import RunDirectory
     from manigraph.session import Part
     from manigraph.training.evaluation import Evaluation
@@ -100,7 +101,7 @@ def run(arguments: list[str]) -> int:
             **how,
         )
 
-    return _show(go, options.execution)
+    return _show(go, options.config.batch, options.execution)
 
 
 def _resume(path: Path, arguments: list[str]) -> int:
@@ -114,7 +115,8 @@ def _resume(path: Path, arguments: list[str]) -> int:
     config = from_dict(run.read_json("config.json"), source=str(path / "config.json"))
     if arguments and not arguments[0].startswith("-"):
         recipe, extra = recipe_and_options(arguments[0])
-        options = resolve(recipe, extra + arguments[1:], target=arguments[0])
+        execution = stored_execution(run)
+        options = resolve(recipe, extra + arguments[1:], target=arguments[0], execution=execution)
     else:
         options = _parse(
             config, arguments, program="manigraph train --resume", execution=stored_execution(run)
@@ -130,24 +132,31 @@ def _resume(path: Path, arguments: list[str]) -> int:
     def go(**how: Any) -> "Trained":
         return resume(path, locations=Locations.default(options.data_dir), **how)
 
-    return _show(go, options.execution)
+    return _show(go, options.config.batch, options.execution)
 
 
-def _show(go: "Callable[..., Trained]", execution: Execution) -> int:
+def _show(go: "Callable[..., Trained]", batch: "BatchConfig", execution: Execution) -> int:
     """Train in front of somebody: a display on the way, the errors in the end."""
+    from manigraph.build import check_parts
     from manigraph.cli.display import TrainingDisplay, print_evaluation
     from manigraph.training.processes import start_processes
     from manigraph.training.selection import CHOSEN_ON_TEST
 
+    check_parts(batch, execution.processes * execution.nodes, execution.accumulate)  # before they are started
     processes = start_processes(execution)
-    with TrainingDisplay(silent=not processes.is_first) as display:
-        trained, evaluations = go(
-            progress=display.data,
-            execution=execution,
-            processes=processes,
-            observer=display,
-            estimate=True,
-        )
+    try:
+        with TrainingDisplay(silent=not processes.is_first) as display:
+            trained, evaluations = go(
+                progress=display.data,
+                execution=execution,
+                processes=processes,
+                observer=display,
+                estimate=True,
+            )
+    except Interrupted:
+        if processes.is_first:
+            raise
+        return 0  # the first process says it
     if not processes.is_first:
         return 0
     for part, evaluation in evaluations.items():
@@ -161,14 +170,16 @@ def _show(go: "Callable[..., Trained]", execution: Execution) -> int:
     return 0
 
 
-def resolve(recipe: str, arguments: list[str], *, target: str = "") -> "TrainOptions[Any]":
+def resolve(
+    recipe: str, arguments: list[str], *, target: str = "", execution: Execution | None = None
+) -> "TrainOptions[Any]":
     """Recipe, file and command line, in this order of precedence, as options."""
     make_config = RECIPES.get(recipe)
     everything = _file_options(arguments) + arguments
     algorithm = _last_value(everything, "--algorithm") or DEFAULT_ALGORITHM
     config = make_config(algorithm)
 
-    return _parse(config, everything, program=f"manigraph train {target or recipe}")
+    return _parse(config, everything, program=f"manigraph train {target or recipe}", execution=execution)
 
 
 def _parse(

@@ -1,6 +1,6 @@
 """Batch norm in the passes that must not be remembered, and over the batches of several processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,36 @@ def frozen_running_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for layer in tracking:
             layer.track_running_stats = True
+
+
+@contextmanager
+def repeated_pass(module: nn.Module, tracking: Mapping[str, bool]) -> Iterator[None]:
+    """A pass over images whose statistics are in the running ones already: nothing moves a second time.
+
+    Args:
+        module: The layers.
+        tracking: Which of its batch-norm layers, by name, took note the first time; the kernels differ.
+    """
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
+    before = {name: (layer.track_running_stats, layer.momentum) for name, layer in layers.items()}
+    counts = {name: layer.num_batches_tracked for name, layer in layers.items()}
+    kept = {name: None if count is None else count.clone() for name, count in counts.items()}
+    for name, layer in layers.items():
+        layer.track_running_stats, layer.momentum = tracking[name], 0.0
+    try:
+        yield
+    finally:
+        for name, layer in layers.items():
+            layer.track_running_stats, layer.momentum = before[name]
+            count, old = counts[name], kept[name]
+            if count is not None and old is not None:
+                count.copy_(old)
+
+
+def tracking_layers(module: nn.Module) -> dict[str, bool]:
+    """Whether each batch-norm layer takes note of the statistics it sees, by name."""
+    layers = module.named_modules()
+    return {name: layer.track_running_stats for name, layer in layers if isinstance(layer, _BatchNorm)}
 
 
 class SharedBatchNorm(_BatchNorm):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from manigraph.nn.batch_norm import frozen_running_statistics
+from manigraph.nn.batch_norm import repeated_pass, tracking_layers
 from manigraph.nn.dropout import Dropout, RandomState, dropout_of
 from manigraph.sharding import ALONE, Shard
 
@@ -59,10 +59,11 @@ def forgetful(module: nn.Module, function: Callable[[Tensor], Tensor], values: T
     The second time, dropout masks are the same and batch-norm running statistics stay still.
     """
     shard = next((layer.shard for layer in module.modules() if isinstance(layer, Dropout)), ALONE)
+    tracking = tracking_layers(module)
 
     @contextmanager
     def again() -> Iterator[None]:
-        with frozen_running_statistics(module), dropout_of(module, shard):
+        with repeated_pass(module, tracking), dropout_of(module, shard):
             yield
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed
@@ -139,22 +139,37 @@ class _Cluster:
 
     per_node: int
     nodes: int
+    launcher: Literal["fabric", "torchrun", "slurm"] = "fabric"
 
 
-def _outer_launcher() -> _Cluster | None:
+def _outer_launcher(execution: Execution) -> _Cluster | None:
     variables = os.environ
     try:
         if "TORCHELASTIC_RUN_ID" in variables:
             per_node = int(variables["LOCAL_WORLD_SIZE"])
-            return _Cluster(per_node, int(variables["WORLD_SIZE"]) // per_node)
-        if "SLURM_NTASKS" in variables and variables.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-            nodes = int(variables.get("SLURM_NNODES", variables.get("SLURM_JOB_NUM_NODES", "1")))
-            return _Cluster(int(variables["SLURM_NTASKS"]) // nodes, nodes)
+            return _Cluster(per_node, int(variables["WORLD_SIZE"]) // per_node, "torchrun")
+        # The tasks of srun have these two; a batch script, or the shell of an allocation, has not.
+        tasks = int(variables.get("SLURM_STEP_NUM_TASKS", "1"))
+        nodes = int(variables.get("SLURM_STEP_NUM_NODES", "1"))
+        allotted = int(variables.get("SLURM_NTASKS", "1"))
     except (KeyError, ValueError, ZeroDivisionError):
         raise UserError(
             "torchrun or SLURM left no sensible number of processes in the environment (WORLD_SIZE, "
-            "LOCAL_WORLD_SIZE, SLURM_NTASKS, SLURM_NNODES)"
+            "LOCAL_WORLD_SIZE, SLURM_STEP_NUM_TASKS, SLURM_STEP_NUM_NODES)"
         ) from None
+    if tasks > 1 and tasks % nodes:
+        raise UserError(
+            f"srun started {tasks} tasks on {nodes} nodes, but each node needs as many: use --nodes and "
+            f"--ntasks-per-node"
+        )
+    if tasks > 1 and "SLURM_PTY_PORT" not in variables:
+        return _Cluster(tasks // nodes, nodes, "slurm")
+    is_script = "SLURM_JOB_ID" in variables and "SLURM_STEP_ID" not in variables and not sys.stdin.isatty()
+    if allotted > 1 and is_script and execution.processes == 1:
+        raise UserError(
+            f"SLURM has {allotted} tasks for this script, but nothing starts them: put srun before the "
+            f"command, or use --processes"
+        )
     return None
 
 
@@ -168,7 +183,7 @@ def start_processes(execution: Execution) -> Processes:
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    cluster = _outer_launcher()
+    cluster = _outer_launcher(execution)
     if cluster is None:
         cluster = _Cluster(execution.processes, execution.nodes)
     elif execution.processes > 1 and (execution.processes, execution.nodes) != (
@@ -204,12 +219,39 @@ def _join(execution: Execution, cluster: _Cluster) -> Processes:
     # Until the graph comes in, its parameters take no part in the step.
     strategy = DDPStrategy(find_unused_parameters=True, timeout=LOST_AFTER, **options)
     fabric = Fabric(
-        accelerator=device.type, devices=cluster.per_node, num_nodes=cluster.nodes, strategy=strategy
+        accelerator=device.type,
+        devices=cluster.per_node,
+        num_nodes=cluster.nodes,
+        strategy=strategy,
+        plugins=_environment(cluster),
     )
     fabric.launch()
     if execution.threads:
         torch.set_num_threads(execution.threads)
     return FabricProcesses(fabric)
+
+
+def _environment(cluster: _Cluster) -> Any:
+    """What tells Fabric who started the processes.
+
+    Left to itself it takes a batch script for a task of srun, and wants options that srun does not need.
+    """
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+    if cluster.launcher == "torchrun":
+        return TorchElasticEnvironment()
+    variables = os.environ
+    if cluster.launcher == "slurm":
+        # Of this step, not of the job: several steps of one job may train at once, also on one node.
+        first = SLURMEnvironment.resolve_root_node_address(variables["SLURM_STEP_NODELIST"])
+        place = int(variables["SLURM_JOB_ID"]) + 101 * int(variables["SLURM_STEP_ID"])
+        variables.setdefault("MASTER_ADDR", first)
+        variables.setdefault("MASTER_PORT", str(15000 + place % 10000))
+        variables["LOCAL_RANK"] = variables["SLURM_LOCALID"]
+        variables["NODE_RANK"] = variables["SLURM_NODEID"]
+    return LightningEnvironment()
 
 
 def children_of(processes: Processes) -> Sequence[Any]:
@@ -249,7 +291,7 @@ def watched(processes: Processes, on_loss: Callable[[str], None]) -> Iterator[No
         yield
     except RuntimeError as error:
         if processes.shard.size > 1 and _is_lost_connection(error):
-            raise ProcessLostError(_lost(" ".join(str(error).split())[:200])) from error
+            raise ProcessLostError(_lost("the connection to it is closed")) from error
         raise
     finally:
         over.set()

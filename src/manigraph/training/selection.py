@@ -30,11 +30,14 @@ class Selection:
 
     def snapshot(self) -> Snapshot:
         """What is remembered, to be kept with the run."""
-        return Snapshot(self._weights, {"step": self.step, "error": self.error})
+        return Snapshot(
+            self._weights, {"step": self.step, "error": None if self.step is None else self.error}
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take up what `snapshot` gave."""
-        self.step, self.error = snapshot.values["step"], snapshot.values["error"]
+        self.step, error = snapshot.values["step"], snapshot.values["error"]
+        self.error = float("inf") if error is None else error
         self._weights = dict(snapshot.tensors)
 
     def chosen(self, algorithm: Algorithm[Any]) -> Algorithm[Any]:
