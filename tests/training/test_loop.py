@@ -1,6 +1,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from manigraph.algorithms.supervised import Supervised
 from manigraph.catalogue import BACKBONES
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.errors import NonFiniteLossError
+from manigraph.nn import Passes
 from manigraph.training.loop import StepRecord, Trainer, TrainingConfig
 from manigraph.training.schedule import SuperConvergence
 
@@ -144,3 +146,117 @@ def test_long_gradients_are_shortened_and_short_ones_left_alone() -> None:
     ]
     assert float(lengths[0]) == pytest.approx(0.01, rel=1e-3)
     assert float(lengths[1]) > 0.02
+
+
+# Averages
+
+
+def test_swa_is_the_mean_of_the_last_weights() -> None:
+    trainer = make_trainer(TrainingConfig(steps=10, swa_fraction=0.4))
+    kept = []
+    for step in range(10):
+        trainer.train_step(make_batch())
+        if step < 6:
+            assert trainer.evaluated_algorithm() is trainer.algorithm
+        else:
+            kept.append(trainer.algorithm.model.linear.weight.detach().clone())
+    averaged = trainer.evaluated_algorithm().model.linear.weight
+    assert torch.allclose(averaged, torch.stack(kept).mean(dim=0), atol=1e-6)
+    assert len(kept) == 4
+
+
+def batch_norm_of(algorithm: Algorithm[Any]) -> nn.BatchNorm2d:
+    return next(layer for layer in algorithm.modules() if isinstance(layer, nn.BatchNorm2d))
+
+
+def test_the_exponential_average_has_the_newest_running_statistics() -> None:
+    trainer = make_trainer(TrainingConfig(steps=3, ema_decay=0.9))
+    for _ in range(3):
+        trainer.train_step(make_batch())
+    mean = batch_norm_of(trainer.evaluated_algorithm()).running_mean
+    newest = batch_norm_of(trainer.algorithm).running_mean
+    assert mean is not None
+    assert newest is not None
+    assert torch.equal(mean, newest)
+
+
+def test_swa_measures_batch_norm_statistics_of_its_own() -> None:
+    """Those of the averaged weights, over all batches alike; random numbers and the mode stay the same."""
+    trainer = make_trainer(TrainingConfig(steps=4, swa_fraction=1.0))
+    for _ in range(4):
+        trainer.train_step(make_batch())
+    images = [make_batch(value).labelled["image"] for value in (1.0, 2.0)]
+    state, training = torch.get_rng_state(), trainer.evaluated_algorithm().model.training
+    trainer.refresh_statistics(iter(images))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert trainer.evaluated_algorithm().model.training == training
+    backbone = trainer.evaluated_algorithm().model.backbone
+    convolution = next(layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d))
+    expected = torch.stack([convolution(x).mean(dim=(0, 2, 3)) for x in images]).mean(dim=0)
+    found = batch_norm_of(trainer.evaluated_algorithm()).running_mean
+    assert found is not None
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_two_averages_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match="ema_decay 0 beside it"):
+        TrainingConfig(swa_fraction=0.5, ema_decay=0.9)
+
+
+# Half precision
+
+
+def test_a_gradient_too_large_for_float16_lowers_the_scale_and_not_the_weights() -> None:
+    trainer = make_trainer(TrainingConfig(steps=40, precision="float16"))
+    trainer.algorithm.model.passes = Passes(torch.float16)
+    before = trainer.algorithm.model.linear.weight.detach().clone()
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    trainer.train_step(make_batch())
+    assert trainer.scaler.get_scale() == 2.0**29
+    assert torch.equal(trainer.algorithm.model.linear.weight, before)
+    assert trainer.step == 1
+    for _ in range(39):
+        trainer.train_step(make_batch())
+    assert trainer.scaler.get_scale() < 2.0**25
+    assert not torch.equal(trainer.algorithm.model.linear.weight, before)
+
+
+def test_a_loss_that_is_not_finite_stops_float16_too() -> None:
+    trainer = make_trainer(TrainingConfig(steps=2, precision="float16"))
+    with pytest.raises(NonFiniteLossError, match=r"or training\.precision float32"):
+        trainer.train_step(make_batch(float("nan")))
+
+
+def test_images_per_second_count_all_images() -> None:
+    records = run(make_trainer(TrainingConfig(steps=4, log_every=2)))
+    assert all(record.images_per_second > 0 for record in records)
+    assert make_batch().num_images == 8
+
+
+def test_signs_of_health_are_those_before_the_update() -> None:
+    trainer = make_trainer(TrainingConfig(steps=2, log_every=2))
+    trainer.train_step(make_batch())
+    with torch.no_grad():
+        logits = trainer.algorithm.model(make_batch().labelled["image"])
+    record = trainer.train_step(make_batch())
+    assert record is not None
+    largest = logits.argmax(dim=1).bincount().max().item() / 8
+    assert record.health["largest_class"] == pytest.approx(largest)
+
+
+def test_a_snapshot_brings_everything_back() -> None:
+    trainer = make_trainer(TrainingConfig(steps=20, ema_decay=0.5))
+    for _ in range(5):
+        trainer.train_step(make_batch())
+    snapshot = trainer.snapshot()
+    for _ in range(3):
+        trainer.train_step(make_batch())
+    there = trainer.snapshot()
+    trainer.restore(snapshot)
+    assert trainer.step == 5
+    for _ in range(3):
+        trainer.train_step(make_batch())
+    again = trainer.snapshot()
+    assert again.values == there.values
+    assert again.tensors.keys() == there.tensors.keys()
+    assert all(torch.equal(again.tensors[name], value) for name, value in there.tensors.items())
