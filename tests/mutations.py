@@ -110,6 +110,8 @@ ADVERSARIAL = "functional/adversarial.py"
 PROTOTYPES = "functional/prototypes.py"
 EDGES = "functional/graph.py"
 BALANCE = "nn/target_balance.py"
+LOOP = "training/loop.py"
+SESSION = "session.py"
 
 SPLIT = "labelled_logits, target_logits = logits.split([len(batch.labels), len(first)])"
 MAGNITUDE = "anchor_magnitude(centres, features, margin=config.margin_length)"
@@ -184,8 +186,8 @@ MUTATIONS = [
     Mutation(
         "balanced targets: the oldest remembered",
         BALANCE,
-        "[target_logits.float(), self.recent_logits])[: self.memory]",
-        "[target_logits.float(), self.recent_logits])[-self.memory :]",
+        "[everybodys, self.recent_logits])[: self.memory]",
+        "[everybodys, self.recent_logits])[-self.memory :]",
     ),
     Mutation(
         "balanced targets: empty places of the memory counted",
@@ -238,8 +240,8 @@ MUTATIONS = [
     Mutation(
         "VAT: masks of the power step its own",
         "algorithms/vat.py",
-        "perturbation(config, same_network,",
-        "perturbation(config, self.model,",
+        "perturbation(config, self.model, same_network,",
+        "perturbation(config, self.model, self.model,",
     ),
     Mutation(
         "VAT: masks of the student its own",
@@ -250,14 +252,14 @@ MUTATIONS = [
     Mutation(
         "Π-VAT: masks of each power step its own",
         "algorithms/pi_vat.py",
-        "perturbation(config, probe,",
-        "perturbation(config, self.model,",
+        "perturbation(config, self.model, probe,",
+        "perturbation(config, self.model, self.model,",
     ),
     Mutation(
         "Manifold Graph: masks of each power step its own",
         GRAPH,
-        "perturbation(config, probe,",
-        "perturbation(config, logits_of,",
+        "perturbation(config, model, probe,",
+        "perturbation(config, model, logits_of,",
     ),
     Mutation(
         "Π-VAT: found against the student's own view",
@@ -284,7 +286,12 @@ MUTATIONS = [
         "self.model(second + config",
         "self.model(first + config",
     ),
-    Mutation("Π-model: noise ignored", "algorithms/pi_model.py", "second + config.noise * noise", "second"),
+    Mutation(
+        "Π-model: noise ignored",
+        "algorithms/pi_model.py",
+        "second + config.noise * context.normal_like(second)",
+        "second",
+    ),
     # The method
     Mutation("anchor magnitude dropped", GRAPH, f"{MAGNITUDE}\n            + ", ""),
     Mutation("anchor angle dropped", GRAPH, f"            + {ANGLE}\n", ""),
@@ -558,8 +565,8 @@ MUTATIONS += [
     Mutation(
         "data: two views share their random numbers",
         "data/batches.py",
-        "augment(stored, augmentation, generator)",
-        "augment(stored, augmentation, torch.Generator().manual_seed(0))",
+        "augment(stored, augmentation, generator, shard)",
+        "augment(stored, augmentation, torch.Generator().manual_seed(0), shard)",
     ),
     Mutation(
         "data: labelled view not augmented",
@@ -702,8 +709,8 @@ MUTATIONS += [
     Mutation(
         "data: validation images trained on",
         "build.py",
-        "unlabelled=seen if config.data.labelled_in_pool else split.unlabelled",
-        "unlabelled=torch.cat([split.unlabelled, split.validation])",
+        "unlabelled=pool,",
+        "unlabelled=torch.cat([split.unlabelled, split.validation]),",
     ),
     Mutation(
         "data: dropout depends on the number of weights",
@@ -725,9 +732,9 @@ MUTATIONS += [
     ),
     Mutation(
         "data: choice on test not shown",
-        "engine.py",
-        'part: Part = "test" if selection.rule == "test" else "validation"',
-        'part: Part = "test"',
+        "session.py",
+        'part: Part = "test" if self.selection.rule == "test" else "validation"\n        evaluation,',
+        'part: Part = "test"\n        evaluation,',
     ),
     Mutation(
         "data: leak of labelled images into test not an error",
@@ -740,6 +747,199 @@ MUTATIONS += [
         "data/check.py",
         "!= dataset.classes[index]:",
         "!= dataset.classes[other]:",
+    ),
+    # Training: what is kept, what is shared among processes, what is measured
+    Mutation(
+        "training: momentum not kept",
+        LOOP,
+        '**prefixed("momentum", momentum),',
+        '**prefixed("momentum", {}),',
+    ),
+    Mutation(
+        "training: torch's random numbers not restored",
+        LOOP,
+        'torch.set_rng_state(random["torch"].cpu())',
+        "pass",
+    ),
+    Mutation(
+        "training: random numbers of the method not restored",
+        LOOP,
+        'self.generator.set_state(random["method"].cpu())',
+        "pass",
+    ),
+    Mutation(
+        "training: average not restored",
+        LOOP,
+        'self.average.load_state_dict(snapshot.part("average"))',
+        "pass",
+    ),
+    Mutation(
+        "training: scale of float16 not restored",
+        LOOP,
+        'self.scaler.load_state_dict(snapshot.values["scaler"])',
+        "pass",
+    ),
+    Mutation(
+        "training: place of the batches not restored",
+        SESSION,
+        'self.job.batches.load_state_dict(snapshot.part("batches"))',
+        "pass",
+    ),
+    Mutation(
+        "training: best weights not restored",
+        SESSION,
+        'self.selection.restore(Snapshot(snapshot.part("selection"), snapshot.values["selection"]))',
+        "pass",
+    ),
+    Mutation(
+        "training: lines after the checkpoint stay",
+        SESSION,
+        'line["step"] <= step and not line.get("final", False)',
+        "True",
+    ),
+    Mutation(
+        "training: an evaluation counted as made before it is",
+        LOOP,
+        "                on_evaluate()\n                self.evaluated_at = self.step",
+        "                self.evaluated_at = self.step\n                on_evaluate()",
+    ),
+    Mutation(
+        "training: a checkpoint exists before its tensors do",
+        "training/checkpoint.py",
+        "        write_bytes(tensors_path, content)\n        before_commit()\n",
+        "        before_commit()\n",
+    ),
+    Mutation(
+        "training: checksum of the tensors not looked at",
+        "training/checkpoint.py",
+        "if not whole or not tensors_whole:",
+        "if not whole:",
+    ),
+    Mutation(
+        "training: checksum of the values not looked at",
+        "training/checkpoint.py",
+        "if not whole or not tensors_whole:",
+        "if not tensors_whole:",
+    ),
+    Mutation(
+        "training: checkpoint of another run taken",
+        "training/checkpoint.py",
+        'if value["run"] != self.run_id:',
+        "if False:",
+    ),
+    Mutation(
+        "training: lines lost on a full disk",
+        "runs/journal.py",
+        "        self._waiting.clear()",
+        "        pass\n    # the lines are written again and again",
+    ),
+    Mutation(
+        "training: the lock never held", "runs/directory.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_UN"
+    ),
+    Mutation(
+        "training: the estimate leaves its traces",
+        "training/estimate.py",
+        "    trainer.restore(before)\n",
+        "",
+    ),
+    Mutation(
+        "training: SWA from the first step on",
+        LOOP,
+        "self.step > (1 - config.swa_fraction) * config.steps",
+        "self.step > 0",
+    ),
+    Mutation(
+        "training: SWA with the statistics of other weights",
+        LOOP,
+        "                update_bn(images, self.evaluated_algorithm().model)",
+        "                pass",
+    ),
+    Mutation(
+        "training: float16 without a scale", LOOP, 'enabled=config.precision == "float16"', "enabled=False"
+    ),
+    Mutation(
+        "training: power step in low precision",
+        PARTS,
+        "    with full_precision(model):\n        return virtual",
+        "    if True:\n        return virtual",
+    ),
+    Mutation(
+        "training: VAT's reference in low precision",
+        PARTS,
+        "    if model.passes.dtype == torch.float32:\n        return logits",
+        "    if True:\n        return logits",
+    ),
+    Mutation(
+        "training: running statistics move twice where passes are repeated",
+        "nn/batch_norm.py",
+        "layer.track_running_stats, layer.momentum = tracking[name], 0.0",
+        "layer.track_running_stats = tracking[name]",
+    ),
+    Mutation(
+        "training: each part of a batch with masks of its own",
+        "nn/passes.py",
+        "with nullcontext() if is_last else masks.replay(), dropout_of(backbone, shard):",
+        "with nullcontext():",
+    ),
+    Mutation(
+        "processes: dropout masks of each its own",
+        "nn/dropout.py",
+        "shard.own(mask.bernoulli_(keep))",
+        "mask[: len(values)].bernoulli_(keep)",
+    ),
+    Mutation(
+        "processes: batch norm of each its own",
+        "algorithms/base.py",
+        "            share_batch_norm(self)",
+        "            pass",
+    ),
+    Mutation(
+        "processes: gradient through the shared mean forgotten",
+        "nn/batch_norm.py",
+        "gradient - mean_gradient.view(shape) - normalised * mean_product.view(shape)",
+        "gradient",
+    ),
+    Mutation(
+        "processes: running variance not the unbiased one",
+        "nn/batch_norm.py",
+        "unbiased = var * (count / (count - 1))",
+        "unbiased = var",
+    ),
+    Mutation(
+        "processes: gathered rows send back their own gradient only",
+        "sharding.py",
+        "        torch.distributed.all_reduce(total)\n",
+        "",
+    ),
+    Mutation(
+        "processes: the anchor looks at its own images only",
+        GRAPH,
+        "features, labels = self.shard.gather(features), self.shard.gather(labels)",
+        "pass",
+    ),
+    Mutation(
+        "processes: balanced targets over their own images only",
+        BALANCE,
+        "self.shard.gather(target_logits.float())",
+        "target_logits.float()",
+    ),
+    Mutation(
+        "processes: balance term over its own images only",
+        PARTS,
+        "self.shard.gather(target_logits)",
+        "target_logits",
+    ),
+    Mutation(
+        "processes: noise of each its own",
+        "contract.py",
+        "return self.shard.own(images.new_empty(shape).normal_(generator=self.generator))",
+        "return images.new_empty(images.shape).normal_(generator=self.generator)",
+    ),
+    Mutation(
+        "processes: augmentation of each its own",
+        "data/batches.py",
+        "augment(stored, augmentation, generator, shard)",
+        "augment(stored, augmentation, generator)",
     ),
 ]
 
@@ -763,7 +963,7 @@ def mutated(copy: Path, mutation: Mutation, known: list[str]) -> list[str]:
     file.write_text(original.replace(mutation.old, mutation.new))
     deselected = [f"--deselect={name}" for name in known]
     try:
-        return failed_tests(copy, "--maxfail=3", *deselected, *nearest_first(mutation.file))
+        return failed_tests(copy, "--maxfail=3", *deselected, *tests_for(mutation))
     finally:
         file.write_text(original)
 
@@ -777,8 +977,24 @@ DATA_TESTS = [
 ]
 
 
-def nearest_first(file: str) -> list[str]:
-    """The tests of a file's own folder, then the others: a mutation is noticed sooner."""
+TRAINING_TESTS = [
+    *(f"tests/training/test_{name}.py" for name in ("loop", "checkpoint")),
+    "tests/nn/test_passes.py",
+    "tests/runs",
+    "tests/resume/test_resume.py",
+    "--deselect=tests/resume/test_resume.py::test_a_run_that_is_killed_25_times_ends_as_one_that_never_was",
+    "--deselect=tests/resume/test_resume.py::test_resume_on_the_command_line",
+]
+PROCESS_TESTS = ["tests/nn/test_passes.py", "tests/processes/test_following.py"]
+
+
+def tests_for(mutation: Mutation) -> list[str]:
+    """The tests that may notice; those of a file's own folder first, so that it is noticed sooner."""
+    file = mutation.file
+    if mutation.what.startswith("training:"):
+        return TRAINING_TESTS
+    if mutation.what.startswith("processes:"):
+        return PROCESS_TESTS
     if not file.startswith(("functional/", "nn/", "algorithms/", "training/schedule")):
         return DATA_TESTS
     return sorted(TEST_FOLDERS, key=lambda folder: not folder.startswith(f"tests/{file.split('/')[0]}"))
@@ -791,7 +1007,7 @@ def main(words: list[str]) -> int:
         for name in ("src", "tests"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
-        known = failed_tests(copy, *TEST_FOLDERS, *DATA_TESTS)
+        known = failed_tests(copy, *dict.fromkeys(test for m in chosen for test in tests_for(m)))
         print("| mutation | file | noticed by |\n|---|---|---|")
         survivors = 0
         for mutation in chosen:
