@@ -1,5 +1,6 @@
 """Train one configuration into a run directory, take a run up again, and read a trained model back."""
 
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,11 @@ def train(
         path = ""
         if processes.is_first:
             run = RunDirectory.create(runs, name or config.run_name)
-            _describe(run, config, execution, job, in_memory=dataset is not None)
+            try:
+                _describe(run, config, execution, job, in_memory=dataset is not None)
+            except BaseException:
+                shutil.rmtree(run.path)  # nothing is in it yet that could be gone on with
+                raise
             path = str(run.path)
         run = RunDirectory(Path(processes.first_says(path)))
         session = Session(run, job, execution, observer or Silence())
@@ -235,7 +240,10 @@ def _load(run: RunDirectory, name: str, what: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(path)
     except FileNotFoundError:
-        raise UserError(f"the run '{run.path}' has no {what} yet: {name} is missing") from None
+        raise UserError(
+            f"the run '{run.path}' has no {what} yet: {name} is missing (was it killed? then go on with "
+            f"`manigraph train --resume {run.path}`)"
+        ) from None
     except safetensors.SafetensorError as error:
         reason = str(error).splitlines()[0].rstrip(":")
         raise UserError(f"'{path}' does not hold the {what} of this run: {reason}") from None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from manigraph.algorithms.base import Algorithm
 from manigraph.build import Job
-from manigraph.errors import DiskFullError, Interrupted, NonFiniteLossError
+from manigraph.errors import DiskFullError, Interrupted, NonFiniteLossError, UserError
 from manigraph.runs import RunDirectory, provenance, remove_leftovers, write_bytes
 from manigraph.runs.directory import State
 from manigraph.runs.files import DISK_IS_FULL
@@ -89,7 +89,8 @@ class Session:
         self.journals = (self.metrics, self.evaluations, self.warnings)
         self.tensorboard: TensorBoardLog | None = None
         self.stop = StopRequest()
-        self._kept_step: int | None = None
+        self._kept_step = 0
+        """Where a resumed run would go on now."""
         self._kept_at = time.monotonic()
 
     # The course of a run
@@ -108,16 +109,20 @@ class Session:
             if self.writes:
                 stack.enter_context(self.run.held())
             if taken_up:
+                self._check_newest(snapshot)
                 self._take_up(snapshot)
-            if self.execution.tensorboard and self.writes:
-                log = TensorBoardLog(self.run.path / "tensorboard", first_step=self.trainer.step)
-                self.tensorboard = stack.enter_context(log)
             self.stop = stack.enter_context(stop_requests())
             try:
-                with watched(self.processes, self._say_failed):
-                    evaluations = self._train(wants_estimate)
-            except _StopError:
-                raise self._interrupted() from None
+                if self.execution.tensorboard and self.writes:
+                    log = TensorBoardLog(self.run.path / "tensorboard", first_step=self.trainer.step)
+                    self.tensorboard = stack.enter_context(log)
+                try:
+                    with watched(self.processes, self._say_failed):
+                        evaluations = self._train(wants_estimate)
+                except _StopError:
+                    raise self._interrupted() from None
+            except Interrupted:
+                raise
             except KeyboardInterrupt:
                 self._set_status("interrupted", f"stopped at once during step {self.trainer.step}")
                 raise
@@ -141,7 +146,7 @@ class Session:
     def _train(self, wants_estimate: bool) -> dict[Part, Evaluation]:
         estimate = self._estimate() if wants_estimate else None
         self.observer.start(self.run, self.job, estimate, self.trainer.step)
-        self._kept_step, self._kept_at = self.trainer.step, time.monotonic()
+        self._kept_at = time.monotonic()
         self.trainer.run(self.job.batches, self._log_step, self._evaluate_on_the_way, self._between_steps)
         self.observer.finish()
         return self._conclude()
@@ -235,7 +240,7 @@ class Session:
         if self.tensorboard is not None and not final:
             self.tensorboard.evaluation(part, step, evaluation)
 
-    def _estimate(self) -> Estimate:
+    def _estimate(self) -> Estimate | None:
         on_the_way: Part = "test" if self.selection.rule == "test" else "validation"
         every, steps_left = self.config.evaluate_every, self.config.steps - self.trainer.step
         evaluated = sum(len(self._indices(part)) for part in PARTS)
@@ -249,7 +254,10 @@ class Session:
                 predict_logits(model, self.job.images, some, shard=self.processes.shard)
             return len(some)
 
-        return estimate_run(self.trainer, self.job.batches, evaluate_some, evaluated)
+        try:
+            return estimate_run(self.trainer, self.job.batches, evaluate_some, evaluated)
+        except NonFiniteLossError:
+            return None  # the run itself will tell
 
     # What is kept
 
@@ -282,6 +290,14 @@ class Session:
             "deterministic": self.execution.deterministic,
         }
 
+    def _check_newest(self, snapshot: Snapshot | None) -> None:
+        """Nobody may have gone on with the run while this process was being built."""
+        if self.writes:
+            known = 0 if snapshot is None else snapshot.values["training"]["step"]
+            newest = (self.checkpoints.steps() or [0])[-1]
+            if newest != known or self.run.status().state == "finished":
+                raise UserError(f"the run '{self.run.path}' went on meanwhile: resume it again")
+
     def _take_up(self, snapshot: Snapshot | None) -> None:
         """Go to where the snapshot was taken, and drop what was written after it."""
         if snapshot is not None:
@@ -289,6 +305,7 @@ class Session:
             self.selection.restore(Snapshot(snapshot.part("selection"), snapshot.values["selection"]))
             self.job.batches.load_state_dict(snapshot.part("batches"))
             self.collapse.load_state_dict(snapshot.values["collapse"])
+            self._kept_step = self.trainer.step
             now, then = self._computed_with(), snapshot.values["computed_with"]
             changed = [name for name in now if now[name] != then.get(name)]
             if changed:
@@ -298,14 +315,21 @@ class Session:
         if self.writes:
             remove_leftovers(self.run.path)
             self.checkpoints.clean()
-            for journal in self.journals:
-                journal.keep(lambda line: line["step"] <= step and not line.get("final", False))
-            self.run.journal("resumes.jsonl").append({"step": step, **provenance()})
+            for journal in (self.metrics, self.warnings):
+                journal.keep(lambda line: line["step"] <= step)
+            evaluated = self.trainer.evaluated_at
+            self.evaluations.keep(lambda line: line["step"] <= evaluated and not line["final"])
+            resumes = self.run.journal("resumes.jsonl")
+            resumes.keep(lambda line: True)
+            resumes.append({"step": step, **provenance()})
             self._set_status("running")
 
     def _keep(self) -> None:
-        """Write a checkpoint; where there is no room for it, the one before stays the newest."""
-        if not self.writes:
+        """Write a checkpoint; where there is no room for it, the one before stays the newest.
+
+        One that is there already is not touched: a second one of the same step could only lose it.
+        """
+        if not self.writes or self._kept_step == self.trainer.step:
             return
 
         def sync_journals() -> None:
@@ -328,8 +352,12 @@ class Session:
         number = self.stop.signal or signal.SIGTERM
         step = self.trainer.step
         self._keep()
-        self._save_weights(self.trainer.evaluated_algorithm())
         self._set_status("interrupted", f"{number.name} at step {step} of {self.config.steps}")
+        try:
+            self._save_weights(self._evaluated_algorithm())
+        except OSError as error:
+            if error.errno not in DISK_IS_FULL:
+                raise
         if self.processes.shard.size > 1:
             # Whoever leaves first counts as lost, and whatever started the processes ends the others.
             self._kept_step = int(self.processes.first_says(str(self._kept_step)))

@@ -1,6 +1,7 @@
 """Real commands in real processes, as a person types them."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -34,10 +35,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_leaves_a_complete_run_and_nothing_else(trained: Path) -> None:
     assert sorted(path.name for path in trained.iterdir()) == [
+        ".lock",
         "check.json",
         "config.json",
         "data.json",
         "evaluations.jsonl",
+        "execution.json",
         "metrics.jsonl",
         "model.safetensors",
         "predictions.safetensors",
@@ -180,7 +183,11 @@ def test_an_interrupted_run_keeps_its_weights_and_says_so(tmp_path: Path) -> Non
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate()
     assert process.returncode == 130, complaint
-    assert complaint == b"manigraph: interrupted\n"
+    assert re.fullmatch(
+        rb"manigraph: stopped at step (\d+) of 5000; to go on from step \1: "
+        rb"manigraph train --resume runs/digits-20-supervised-seed0\n",
+        complaint,
+    )
     assert json.loads((run / "status.json").read_text())["state"] == "interrupted"
     result = manigraph("evaluate", str(run), cwd=tmp_path)
     assert "not finished but interrupted" in result.stderr

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manigraph.catalogue import ALGORITHMS
 from manigraph.config import Config
-from manigraph.engine import resume, train
+from manigraph.engine import evaluate_run, resume, train
 from manigraph.errors import Interrupted, UserError
 from manigraph.runs import RunDirectory
 from manigraph.training.checkpoint import Checkpoints
@@ -150,9 +150,8 @@ def test_a_request_to_stop_is_heeded_after_the_step(
     assert [line["step"] for line in run.read_lines("resumes.jsonl")] == [30]
 
 
-def test_stopped_during_an_evaluation_the_evaluation_is_made_later(
-    tmp_path: Path, uninterrupted: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def interrupted_in_evaluation(folder: Path) -> RunDirectory:
+    """Asked to stop while the first evaluation, at step 7, is being made."""
     from manigraph import session
     from manigraph.training.evaluation import predict_logits as real
 
@@ -160,11 +159,17 @@ def test_stopped_during_an_evaluation_the_evaluation_is_made_later(
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments, **named)
 
-    monkeypatch.setattr(session, "predict_logits", asked_in_between)
-    with pytest.raises(Interrupted, match="stopped at step 7 of 90"):
-        train(config(), tmp_path, execution=ALONE)
-    monkeypatch.undo()
-    run = RunDirectory(tmp_path / config().run_name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "predict_logits", asked_in_between)
+        with pytest.raises(Interrupted, match="stopped at step 7 of 90"):
+            train(config(), folder, execution=ALONE)
+    return RunDirectory(folder / config().run_name)
+
+
+def test_stopped_during_an_evaluation_the_evaluation_is_made_later(
+    tmp_path: Path, uninterrupted: RunDirectory
+) -> None:
+    run = interrupted_in_evaluation(tmp_path)
     assert run.read_lines("evaluations.jsonl") == []
     resume(run.path, execution=ALONE)
     assert_same_run(run, uninterrupted)
@@ -286,6 +291,66 @@ def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
     assert "threads 1 then, 2 now" in listening.warnings[0]
 
 
+def test_a_run_that_went_on_meanwhile_is_not_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else resumes and stops the run between the reading of its checkpoint and the lock."""
+    from manigraph import engine
+
+    run = interrupted(tmp_path, 9)
+    real = engine.build  # type: ignore[attr-defined]
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        with pytest.raises(Interrupted):
+            resume(run.path, execution=ALONE, observer=stop_at(21))
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(engine, "build", slow)
+    with pytest.raises(UserError, match="went on meanwhile: resume it again"):
+        resume(run.path, execution=ALONE)
+    resume(run.path, execution=ALONE)
+    assert [line["step"] for line in run.read_lines("metrics.jsonl")] == list(range(3, STEPS + 1, 3))
+
+
+def test_a_checkpoint_is_never_written_twice(tmp_path: Path, uninterrupted: RunDirectory) -> None:
+    """Stopped in an evaluation, resumed, stopped at the same step: the one that is there stays."""
+    run = interrupted_in_evaluation(tmp_path)
+    folder = run.path / "checkpoints"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    listening = Listening()
+    listening.evaluation = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[method-assign]
+    with pytest.raises(Interrupted, match="stopped at step 7 of 90; to go on from step 7"):
+        resume(run.path, execution=ALONE, observer=listening)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    resume(run.path, execution=ALONE)
+    assert_same_run(run, uninterrupted)
+
+
+def test_without_tensorboard_the_run_says_that_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match="TensorBoard cannot be used"):
+        train(config(steps=3), tmp_path, execution=dataclasses.replace(ALONE, tensorboard=True))
+    assert RunDirectory(tmp_path / config().run_name).status().state == "failed"
+
+
+def test_half_precision_is_evaluated_as_the_loaded_model_will_be(tmp_path: Path) -> None:
+    run, evaluations = train(config("pi_vat", steps=9, precision="bfloat16"), tmp_path, execution=ALONE)
+    _, again = evaluate_run(run, "test")
+    assert again == evaluations["test"]
+
+
+def test_an_interrupted_average_has_its_own_statistics(tmp_path: Path) -> None:
+    """20 batches after the average began, whatever the run itself has seen; nodes move none of them."""
+    configuration = config(steps=24, ema_decay=0.0, swa_fraction=0.5)
+    method = dataclasses.replace(configuration.method, nodes="labelled_images")
+    run = interrupted(tmp_path, 15, dataclasses.replace(configuration, method=method))
+    counts = [value for name, value in weights(run).items() if name.endswith("num_batches_tracked")]
+    assert {int(count) for count in counts} == {20}
+
+
 # The disk is full
 
 ON_A_SMALL_DISK = """
@@ -294,7 +359,7 @@ from contextlib import suppress
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from manigraph.engine import resume, train
+from manigraph.engine import evaluate_run, resume, train
 from manigraph.errors import DiskFullError
 from tests.resume.training import KEEP_OFTEN, Listening, config
 runs, frees = Path(sys.argv[1]), sys.argv[2] == "frees"

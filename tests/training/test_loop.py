@@ -199,7 +199,7 @@ def test_swa_measures_batch_norm_statistics_of_its_own() -> None:
 
 
 def test_two_averages_at_once_are_refused() -> None:
-    with pytest.raises(ValueError, match="ema_decay 0 beside it"):
+    with pytest.raises(ValueError, match=r"goes with --training\.ema_decay 0"):
         TrainingConfig(swa_fraction=0.5, ema_decay=0.9)
 
 

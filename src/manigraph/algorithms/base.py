@@ -6,7 +6,6 @@ it and the loop needs to know no method.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
@@ -52,7 +51,6 @@ class Algorithm(nn.Module, Generic[ConfigT]):
         for module in self.modules():
             if hasattr(module, "shard"):
                 module.shard = shard  # type: ignore[assignment]  # torch types every attribute of a module
-        self.model.passes = replace(self.model.passes, shard=shard)
         if shard.size > 1:
             share_batch_norm(self)
 

@@ -83,6 +83,8 @@ def run(arguments: list[str]) -> int:
     # What torch's C++ code warns of is not for the person at the keyboard.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     taken_up = _last_value(arguments, "--resume")
+    if taken_up is None and "--resume" in arguments:
+        raise UserError("--resume needs a run directory, as in `manigraph train --resume runs/NAME`")
     if taken_up is not None:
         return _resume(Path(taken_up), _without(arguments, "--resume"))
     target, *rest = arguments
@@ -121,6 +123,8 @@ def _resume(path: Path, arguments: list[str]) -> int:
         options = _parse(
             config, arguments, program="manigraph train --resume", execution=stored_execution(run)
         )
+    if options.name is not None:
+        raise UserError(f"a run keeps its name when it is resumed: leave out --name {options.name}")
     changed = _differences(as_dict(config), as_dict(options.config))
     if changed:
         name, old, new = changed[0]

@@ -94,6 +94,7 @@ class SharedBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(values)
         normalised: Tensor
+        assert self.affine, "shared batch norm has a weight and a bias"
         normalised, mean, var = _SharedNormalisation.apply(values, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
         if self.track_running_stats:
             assert self.running_mean is not None

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manigraph.nn.backbones.base import Backbone
+from manigraph.nn.batch_norm import frozen_running_statistics
 from manigraph.nn.dropout import dropout_of
 from manigraph.nn.manifold_graph import ManifoldGraph
 from manigraph.nn.passes import Passes
@@ -69,8 +70,8 @@ class GraphClassifier(Classifier):
     def class_nodes(self) -> Nodes:
         """The P class nodes with their embeddings, differentiable."""
         if isinstance(self.nodes, LabelledImageNodes):
-            # All processes take all of these images.
-            with dropout_of(self.backbone, ALONE):
+            # All processes take all of these images, and none of them moves running statistics.
+            with dropout_of(self.backbone, ALONE), frozen_running_statistics(self.backbone):
                 prototypes = self.features(self.nodes.images)
         else:
             prototypes = self.nodes()

@@ -25,8 +25,6 @@ class Passes:
     """Precision of convolutions and matrix products; batch norm and weights stay float32."""
     parts: int = 1
     """Parts in which a batch goes through; only one part's activations are in memory at a time."""
-    shard: Shard = ALONE
-    """Which part of the whole batch the images are."""
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
         """Features of the images."""
@@ -35,8 +33,9 @@ class Passes:
         # Every part draws the dropout masks of the whole batch and keeps its own.
         masks = RandomState(images.device)
         features = []
+        whole = _dropout_shard(backbone)
         for part in range(self.parts):
-            shard = Shard(self.shard.rank + part * self.shard.size, self.parts * self.shard.size)
+            shard = Shard(whole.rank + part * whole.size, self.parts * whole.size)
             is_last = part == self.parts - 1
             with nullcontext() if is_last else masks.replay(), dropout_of(backbone, shard):
                 own = images[part :: self.parts]
@@ -45,7 +44,8 @@ class Passes:
 
     def _pass(self, backbone: nn.Module, images: Tensor) -> Tensor:
         features: Tensor
-        if self.dtype == torch.float32:
+        # Evaluation is float32 in any case, as is the trained model that is loaded later.
+        if self.dtype == torch.float32 or not backbone.training:
             features = backbone(images)
             return features
         with torch.autocast(images.device.type, self.dtype):
@@ -58,7 +58,7 @@ def forgetful(module: nn.Module, function: Callable[[Tensor], Tensor], values: T
 
     The second time, dropout masks are the same and batch-norm running statistics stay still.
     """
-    shard = next((layer.shard for layer in module.modules() if isinstance(layer, Dropout)), ALONE)
+    shard = _dropout_shard(module)
     tracking = tracking_layers(module)
 
     @contextmanager
@@ -71,6 +71,11 @@ def forgetful(module: nn.Module, function: Callable[[Tensor], Tensor], values: T
 
     result: Tensor = checkpoint(function, values, use_reentrant=False, context_fn=contexts)
     return result
+
+
+def _dropout_shard(module: nn.Module) -> Shard:
+    """Which part of the batch dropout draws its masks for at present."""
+    return next((layer.shard for layer in module.modules() if isinstance(layer, Dropout)), ALONE)
 
 
 class Layers(nn.Sequential):

@@ -35,7 +35,7 @@ class Journal:
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drop all other lines, and half a line that a killed process left behind."""
         if self.path.exists():
-            lines = [line for line in read_lines(self.path) if wanted(line)]
+            lines = [line for line in _readable_lines(self.path) if wanted(line)]
             write_bytes(self.path, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
     def _write(self) -> None:
@@ -60,3 +60,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     # A process that was killed may have left half a line at the end.
     *whole, _ = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in whole]
+
+
+def _readable_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines up to the first that makes no sense; a power cut may leave anything after the last sync."""
+    lines = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines

@@ -39,7 +39,22 @@ def estimate_run(
         evaluated_images: Images of all evaluations of the run together.
     """
     before, place = trainer.snapshot(), batches.state_dict()
-    steps_left = trainer.config.steps - trainer.step
+    try:
+        return _measure(
+            trainer, batches, evaluate_some, evaluated_images, trainer.config.steps - trainer.step
+        )
+    finally:
+        trainer.restore(before)
+        batches.load_state_dict(place)
+
+
+def _measure(
+    trainer: Trainer,
+    batches: BatchStream,
+    evaluate_some: Callable[[], int],
+    evaluated_images: int,
+    steps_left: int,
+) -> Estimate:
     seconds = []
     trainer.algorithm.train()
     for _ in range(MEASURED_STEPS + 1):
@@ -54,8 +69,6 @@ def estimate_run(
     predicted = evaluate_some()
     _finish(trainer.device)
     seconds_per_image = (time.perf_counter() - began) / max(predicted, 1)
-    trainer.restore(before)
-    batches.load_state_dict(place)
     return Estimate(
         parameters=sum(parameter.numel() for parameter in trainer.algorithm.parameters()),
         seconds_per_step=seconds_per_step,

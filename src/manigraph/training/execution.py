@@ -14,7 +14,7 @@ class Execution:
     """Where and how a run is computed."""
 
     device: str = "auto"
-    """`auto` takes a GPU if there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
+    """`auto` takes a GPU if there is one; else `cpu`, `cuda`, `cuda:1`."""
     processes: int = 1
     """Processes on this machine, one for each device; torchrun and SLURM set their number themselves."""
     nodes: int = 1
@@ -37,11 +37,14 @@ class Execution:
     """Write the metrics for TensorBoard too (needs the extra `tensorboard`)."""
 
     def __post_init__(self) -> None:
-        counts = (self.processes, self.nodes, self.accumulate)
-        if min(counts) < 1 or min(self.threads, self.checkpoint_minutes) < 0:
-            raise ValueError(
-                f"processes, nodes and accumulate must be at least 1, threads and checkpoint_minutes at "
-                f"least 0, got {counts}, {self.threads} and {self.checkpoint_minutes}"
+        for name, smallest in {
+            "processes": 1, "nodes": 1, "accumulate": 1, "threads": 0, "checkpoint_minutes": 0
+        }.items():  # fmt: skip
+            if not getattr(self, name) >= smallest:
+                raise UserError(f"--{name} must be at least {smallest}, got {getattr(self, name)}")
+        if self.compile and (self.recompute or self.accumulate > 1):
+            raise UserError(
+                "--compile cannot be used together with --recompute or --accumulate: leave one out"
             )
 
 
@@ -50,23 +53,20 @@ def choose_device(name: str, local_rank: int = 0) -> "torch.device":
     import torch  # not before it is needed: the command line reads the options above
 
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", local_rank)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"there is no device '{name}': use auto, cpu, cuda, cuda:1 or mps") from None
+        raise UserError(f"there is no device '{name}': use auto, cpu, cuda or cuda:1") from None
     if device.type == "cpu":
         return device
-    if device.type == "cuda":
-        available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = local_rank if device.index is None else device.index
-        device = torch.device("cuda", index)
-    else:
-        available, index = int(device.type == "mps" and torch.backends.mps.is_available()), 0
+    if device.type != "cuda":
+        # MPS has no float64, which the prototype losses need, and its random numbers cannot be kept.
+        raise UserError(f"devices of type {device.type} are not supported: use --device auto, cpu or cuda")
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = local_rank if device.index is None else device.index
     if index >= available:
         raise UserError(
-            f"there is no device '{name}' here ({available} of type {device.type}): use --device auto or cpu"
+            f"there is no device '{name}' here ({available} of type cuda): use --device auto or cpu"
         )
-    return device
+    return torch.device("cuda", index)

@@ -66,8 +66,8 @@ class TrainingConfig:
             )
         if not 0 <= self.swa_fraction <= 1 or (self.swa_fraction > 0 and self.ema_decay > 0):
             raise ValueError(
-                f"swa_fraction must be from 0 to 1, and ema_decay 0 beside it, got {self.swa_fraction} and "
-                f"{self.ema_decay}"
+                f"swa_fraction must be from 0 to 1, and goes with --training.ema_decay 0, got "
+                f"{self.swa_fraction} and {self.ema_decay}"
             )
 
 
@@ -286,7 +286,11 @@ class Trainer:
                 buffer = torch.empty_like(parameter).copy_(momentum[name])
                 self.optimizer.state[parameter]["momentum_buffer"] = buffer
         random = snapshot.part("random")
-        self.generator.set_state(random["method"].cpu())
+        state = random["method"].cpu()
+        if state.numel() == self.generator.get_state().numel():
+            self.generator.set_state(state)
+        else:  # begun on another kind of device: other numbers, but not those of the first step again
+            self.generator.manual_seed(self.generator.initial_seed() + snapshot.values["step"])
         torch.set_rng_state(random["torch"].cpu())
         if self.device.type == "cuda" and "cuda" in random:
             torch.cuda.set_rng_state(random["cuda"].cpu(), self.device)

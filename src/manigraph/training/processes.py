@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -106,22 +106,26 @@ class FabricProcesses(Processes):
 
     def any(self, flag: bool) -> bool:
         raised = torch.tensor([float(flag)])
-        torch.distributed.all_reduce(raised, group=self._group)
+        with _connected():
+            torch.distributed.all_reduce(raised, group=self._group)
         return bool(raised.item() > 0)
 
     def mean(self, values: Mapping[str, float]) -> dict[str, float]:
         total = torch.tensor(list(values.values()), dtype=torch.float64)
-        torch.distributed.all_reduce(total, group=self._group)
+        with _connected():
+            torch.distributed.all_reduce(total, group=self._group)
         return dict(zip(values, (total / self.shard.size).tolist(), strict=True))
 
     def first_says(self, text: str) -> str:
         content = text.encode()
         length = torch.tensor([len(content) if self.is_first else 0])
-        torch.distributed.broadcast(length, 0, group=self._group)
+        with _connected():
+            torch.distributed.broadcast(length, 0, group=self._group)
         buffer = torch.zeros(int(length), dtype=torch.uint8)
         if self.is_first:
             buffer.copy_(torch.tensor(list(content), dtype=torch.uint8))
-        torch.distributed.broadcast(buffer, 0, group=self._group)
+        with _connected():
+            torch.distributed.broadcast(buffer, 0, group=self._group)
         return bytes(buffer.tolist()).decode()
 
     @contextmanager
@@ -288,15 +292,23 @@ def watched(processes: Processes, on_loss: Callable[[str], None]) -> Iterator[No
     if children:
         thread.start()
     try:
-        yield
-    except RuntimeError as error:
-        if processes.shard.size > 1 and _is_lost_connection(error):
-            raise ProcessLostError(_lost("the connection to it is closed")) from error
-        raise
+        with _connected() if processes.shard.size > 1 else nullcontext():
+            yield
     finally:
         over.set()
         if children:
             thread.join()
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """What torch says of a lost connection, in our words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _is_lost_connection(error):
+            raise ProcessLostError(_lost("the connection to it is closed")) from error
+        raise
 
 
 def _lost(how: str) -> str:
@@ -307,6 +319,8 @@ def _lost(how: str) -> str:
 
 
 def _is_lost_connection(error: RuntimeError) -> bool:
+    if isinstance(error, ProcessLostError):
+        return False
     if isinstance(error, torch.distributed.DistError):
         return True
     signs = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")

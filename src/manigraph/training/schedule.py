@@ -37,6 +37,8 @@ class SuperConvergence:
     """Momentum at the maximal learning rate."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.max_learning_rate < float("inf"):
+            raise ValueError(f"max_learning_rate must be positive and finite, got {self.max_learning_rate}")
         stages = (self.warmup, self.ramp_up, self.ramp_down)
         if min(stages) < 0 or sum(stages) > 1 + 1e-9:
             raise ValueError(f"the stages of the schedule must be shares of the run, got {stages}")

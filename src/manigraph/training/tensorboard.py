@@ -26,8 +26,7 @@ class TensorBoardLog:
                 f"TensorBoard cannot be used ({error}): pip install 'manigraph[tensorboard]'"
             ) from None
         # Steps from `purge_step` on are forgotten; the one of the checkpoint itself is not made again.
-        purge_step = first_step + 1 if first_step > 0 else None
-        self._writer = SummaryWriter(folder, purge_step=purge_step, flush_secs=30)
+        self._writer = SummaryWriter(folder, purge_step=first_step + 1, flush_secs=30)
 
     def __enter__(self) -> "TensorBoardLog":
         return self
