@@ -36,7 +36,7 @@ format: $(READY)  ## format the code
 	@$(BIN)/ruff format .
 
 bench: $(READY)  ## measure how fast the methods train on this machine
-	@$(BIN)/manigraph bench
+	@$(BIN)/manigraph bench --sections steps data memory loop compile
 
 reproduce: $(READY)  ## measure the table of results on digits again (half an hour)
 	@$(BIN)/manigraph reproduce digits
