@@ -732,9 +732,9 @@ MUTATIONS += [
     ),
     Mutation(
         "data: choice on test not shown",
-        "session.py",
-        'part: Part = "test" if self.selection.rule == "test" else "validation"\n        evaluation,',
-        'part: Part = "test"\n        evaluation,',
+        "training/selection.py",
+        'return "test" if rule == "test" else "validation"',
+        'return "test"',
     ),
     Mutation(
         "data: leak of labelled images into test not an error",

@@ -21,11 +21,12 @@ from manigraph.data.split import split_as_json
 from manigraph.errors import UserError
 from manigraph.options import parse
 from manigraph.runs import RunDirectory, write_bytes
-from manigraph.session import Observer, Part, Session, Silence
+from manigraph.session import Observer, Session, Silence
 from manigraph.training.checkpoint import Checkpoints, tensor_bytes
 from manigraph.training.evaluation import Evaluation, evaluate, predict_logits
 from manigraph.training.execution import Execution
 from manigraph.training.processes import Processes, start_processes
+from manigraph.training.selection import Part, part_looked_at
 
 
 def train(
@@ -155,7 +156,7 @@ def stored_execution(run: RunDirectory) -> Execution:
 
 
 def _check_evaluations(config: Config[Any], job: Job) -> None:
-    part = "test" if config.training.select == "test" else "validation"
+    part = part_looked_at(config.training.select)
     if config.training.evaluate_every and len(getattr(job.split, part)) == 0:
         raise UserError(
             f"training.evaluate_every needs {part} images and there are none: set data.validation, or "

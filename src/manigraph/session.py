@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +25,10 @@ from manigraph.training.evaluation import Evaluation, evaluate, predict_logits
 from manigraph.training.execution import Execution
 from manigraph.training.loop import StepRecord
 from manigraph.training.processes import watched
-from manigraph.training.selection import Selection
+from manigraph.training.selection import Part, Selection, part_looked_at
 from manigraph.training.stopping import StopRequest, stop_requests
 from manigraph.training.tensorboard import TensorBoardLog
 
-Part = Literal["validation", "test"]
 PARTS: tuple[Part, ...] = ("validation", "test")
 
 STATISTICS_BATCHES = 20
@@ -168,7 +167,7 @@ class Session:
 
     def _evaluate_on_the_way(self) -> None:
         algorithm = self._evaluated_algorithm()
-        part: Part = "test" if self.selection.rule == "test" else "validation"
+        part = part_looked_at(self.selection.rule)
         evaluation, _ = self._measure(algorithm.inference_model(), part)
         self._record(part, self.trainer.step, evaluation, final=False)
         if self.selection.rule != "last":
@@ -241,7 +240,7 @@ class Session:
             self.tensorboard.evaluation(part, step, evaluation)
 
     def _estimate(self) -> Estimate | None:
-        on_the_way: Part = "test" if self.selection.rule == "test" else "validation"
+        on_the_way = part_looked_at(self.selection.rule)
         every, steps_left = self.config.evaluate_every, self.config.steps - self.trainer.step
         evaluated = sum(len(self._indices(part)) for part in PARTS)
         if every:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from manigraph.config import Config
     from manigraph.data.batches import BatchConfig
     from manigraph.runs import RunDirectory
-    from manigraph.session import Part
     from manigraph.training.evaluation import Evaluation
+    from manigraph.training.selection import Part
 
     Trained = tuple[RunDirectory, dict[Part, Evaluation]]
 

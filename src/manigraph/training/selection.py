@@ -10,6 +10,14 @@ from manigraph.training.checkpoint import Snapshot
 
 SelectionRule = Literal["last", "validation", "test"]
 
+Part = Literal["validation", "test"]
+
+
+def part_looked_at(rule: SelectionRule) -> Part:
+    """On which images errors are measured on the way: validation, unless the choice is made on test."""
+    return "test" if rule == "test" else "validation"
+
+
 CHOSEN_ON_TEST = "chosen on test images: too good, not an estimate for new images"
 
 
