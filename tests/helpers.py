@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from manigraph.algorithms.base import Algorithm
 from manigraph.catalogue import ALGORITHMS, BACKBONES
 from manigraph.contract import Batch, StepContext, StepOutput
+from manigraph.nn import Classifier
 from manigraph.nn.backbones.base import Backbone
 
 TensorFunction = Callable[..., Tensor]
@@ -87,6 +88,9 @@ class Table:
     def prepare(self, images: Tensor) -> Tensor:
         return images
 
+    original, prepare_original = stored, prepare
+    white = 1.0
+
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values that stay as they are now."""
@@ -151,6 +155,7 @@ TEST_SETTINGS: Mapping[str, Any] = {
     "embedding_size": 6,
     "hidden_size": 8,
     "margin_divergence": 0.3,  # low enough for fresh prototypes to count as alike
+    "threshold": 0.0,  # every prediction is sure enough
 }
 """Small sizes, and settings with which no term is zero; each is used where a method knows it."""
 
@@ -163,12 +168,15 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        nodes = self.settings.get("nodes")
-        return self.name if nodes is None else f"{self.name}-{nodes}"
+        return "-".join([self.name, *(self.settings[name] for name in CHOICES if name in self.settings)])
+
+
+CHOICES = ("nodes", "comparison")
+"""Settings that make another method of a method: each of their values is tested."""
 
 
 def all_cases() -> list[Case]:
-    """Every method of the registry; one with different kinds of graph nodes, once with each kind.
+    """Every method of the registry, and of those with choices one variant for each value.
 
     Terms that are off by default are on here.
     """
@@ -179,11 +187,12 @@ def all_cases() -> list[Case]:
         known = {f.name for f in fields}
         optional_terms = {f.name: 0.5 for f in fields if f.name.endswith("_weight") and f.default == 0}
         settings = optional_terms | {key: value for key, value in TEST_SETTINGS.items() if key in known}
-        if "nodes" in known:
-            kinds = get_args(get_type_hints(config)["nodes"])
-            cases += [Case(name, {**settings, "nodes": kind}) for kind in kinds]
-        else:
-            cases.append(Case(name, settings))
+        variants: list[dict[str, Any]] = []
+        for choice in CHOICES:
+            values = get_args(get_type_hints(config)[choice]) if choice in known else ()
+            # The defaults of all choices but the first are in the variants of the first.
+            variants += [{choice: v} for v in values if not variants or v != getattr(config, choice)]
+        cases += [Case(name, {**settings, **variant}) for variant in variants or [{}]]
     return cases
 
 
@@ -197,7 +206,30 @@ def build(case: Case, *, dropout: float | None = 0.0, seed: int = 0, **changes: 
     """The method on a tiny backbone, in training mode, its weights drawn from `seed`."""
     torch.manual_seed(seed)
     method = ALGORITHMS.get(case.name)
-    return method(method.Config(**{**case.settings, **changes}), tiny_backbone(dropout), NUM_CLASSES)
+    algorithm = method(method.Config(**{**case.settings, **changes}), tiny_backbone(dropout), NUM_CLASSES)
+    algorithm.expect_images(NUM_UNLABELLED + 2)
+    return algorithm
+
+
+def begun(case: Case, *, dropout: float | None = 0.0, seed: int = 0, **changes: Any) -> Algorithm[Any]:
+    """The method after two updates: teachers have fallen behind, memories are filled."""
+    algorithm = build(case, dropout=dropout, seed=seed, **changes)
+    optimizer = torch.optim.SGD((p for p in algorithm.parameters() if p.requires_grad), lr=0.05)
+    for step in range(2):
+        context = context_at(step)
+        step_of(algorithm, batch_for(algorithm, seed=100 + step), context).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        algorithm.after_step(context)
+    # A fresh network says one class for all images: move it to where it does not.
+    algorithm.eval()
+    with torch.no_grad():
+        images = torch.cat(
+            [*batch_for(algorithm).labelled.values(), *batch_for(algorithm).unlabelled.values()]
+        )
+        for model in [module for module in algorithm.modules() if isinstance(module, Classifier)]:
+            model.linear.bias.sub_(model(images).mean(dim=0))
+    return algorithm.train()
 
 
 def batch_for(algorithm: Algorithm[Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Batch:
@@ -216,6 +248,7 @@ def batch_for(algorithm: Algorithm[Any], *, seed: int = 0, dtype: torch.dtype = 
         labelled=views(request.labelled, NUM_LABELLED),
         labels=torch.arange(NUM_LABELLED) % NUM_CLASSES,
         unlabelled=views(request.unlabelled, NUM_UNLABELLED),
+        positions=torch.arange(NUM_UNLABELLED) if request.unlabelled else None,
         class_images=images(NUM_CLASSES * request.images_per_class) if request.images_per_class else None,
     )
 
@@ -239,7 +272,7 @@ def term_values(output: StepOutput) -> dict[str, float]:
 
 def gradients_of(algorithm: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """Gradient of the loss in every parameter, zero where there is none; `.grad` is not used."""
-    parameters = dict(algorithm.named_parameters())
+    parameters = {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, retain_graph=True)
     return {
         name: torch.zeros_like(parameter) if gradient is None else gradient

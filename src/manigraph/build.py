@@ -19,7 +19,7 @@ from manigraph.data.preprocessing import Preprocessing, fit_preprocessing
 from manigraph.data.sources.base import Dataset, SourceRequest
 from manigraph.data.split import Split, draw_split, read_split
 from manigraph.errors import UserError
-from manigraph.nn import Layers, Passes
+from manigraph.nn import Classifier, Layers, Passes
 from manigraph.nn.compiling import compile_backbone
 from manigraph.training.execution import Execution, choose_device
 from manigraph.training.loop import Precision, Trainer
@@ -119,6 +119,7 @@ def build(
     """
     execution = Execution() if execution is None else execution
     processes = Processes(choose_device(execution.device)) if processes is None else processes
+    _check_average(config)
     check_parts(config.batch, processes.shard.size, execution.accumulate)
     if dataset is None:
         with processes.one_after_the_other():  # the first decodes, the others find it in the cache
@@ -134,7 +135,7 @@ def build(
     check = replace(check, findings=(*check.findings, *sizes))
     if preprocessing is None:
         preprocessing = fit_preprocessing(config.preprocessing, dataset.images, seen)
-    images = PreparedImages(dataset.images, preprocessing, progress)
+    images = PreparedImages(dataset.images, preprocessing, progress, white=dataset.white)
 
     torch.manual_seed(config.seed)
     algorithm = build_algorithm(config, dataset.input_shape, dataset.num_classes)
@@ -142,6 +143,7 @@ def build(
     algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stub
     # Dropout masks do not depend on how many random numbers the weights took.
     torch.manual_seed(_derived_seed(config.seed, 3))
+    algorithm.expect_images(len(pool))
     place_algorithm(algorithm, config.training.precision, execution, processes)
     noise = torch.Generator(processes.device).manual_seed(_derived_seed(config.seed, 1))
     trainer = Trainer(algorithm, config.schedule, config.training, noise, processes)
@@ -161,6 +163,7 @@ def build(
             request=algorithm.data_request(),
             batch=config.batch,
             augmentation=config.augmentation,
+            strong=config.strong,
             generator=torch.Generator().manual_seed(_derived_seed(config.seed, 2)),
             shard=processes.shard,
             device=processes.device,
@@ -173,13 +176,15 @@ def place_algorithm(
 ) -> None:
     """Put a method where it is to be computed, in the way it is to be computed."""
     algorithm.to(processes.device)
-    algorithm.model.passes = Passes(dtype=getattr(torch, precision), parts=execution.accumulate)
     algorithm.distribute(processes.shard)
+    passes = Passes(dtype=getattr(torch, precision), parts=execution.accumulate)
     for module in algorithm.modules():
         if isinstance(module, Layers):
             module.recompute = execution.recompute
-    if execution.compile:
-        compile_backbone(algorithm.model.backbone)
+        if isinstance(module, Classifier):
+            module.passes = passes
+            if execution.compile:
+                compile_backbone(module.backbone)
 
 
 def check_parts(batch: BatchConfig, processes: int, parts: int) -> None:
@@ -191,6 +196,14 @@ def check_parts(batch: BatchConfig, processes: int, parts: int) -> None:
                 f"batch.{name} {size} cannot be divided among {parts} parts ({processes} processes times "
                 f"--accumulate): use --batch.{name} {max(1, size // parts) * parts}"
             )
+
+
+def _check_average(config: Config[Any]) -> None:
+    if ALGORITHMS.get(config.algorithm).needs_weight_average and config.training.swa_fraction == 0:
+        raise UserError(
+            f"{config.algorithm} is an average of weights and none is kept: use --training.ema_decay 0 "
+            f"--training.swa_fraction 0.6875 --training.swa_every 0.00625"
+        )
 
 
 def _check_shifts(augmentation: AugmentationConfig, input_shape: tuple[int, ...]) -> None:

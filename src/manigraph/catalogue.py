@@ -33,6 +33,26 @@ ALGORITHMS: "Registry[type[Algorithm[Any]]]" = Registry(
             "manigraph.algorithms.pi_vat:PiVAT",
             "Pi-model whose noise is the VAT perturbation; the paper's baseline (Kuo et al. 2019)",
         ),
+        "mean_teacher": Entry(
+            "manigraph.algorithms.mean_teacher:MeanTeacher",
+            "the student must agree with the average of its own past (Tarvainen & Valpola 2017)",
+        ),
+        "temporal_ensembling": Entry(
+            "manigraph.algorithms.temporal_ensembling:TemporalEnsembling",
+            "predictions must agree with the mean of an image's earlier ones (Laine & Aila 2017)",
+        ),
+        "sntg": Entry(
+            "manigraph.algorithms.sntg:SNTG",
+            "Pi-model or Mean Teacher, whose classes pull features together or apart (Luo et al. 2018)",
+        ),
+        "fixmatch": Entry(
+            "manigraph.algorithms.fixmatch:FixMatch",
+            "sure predictions on weak views are the classes of strong views (Sohn et al. 2020)",
+        ),
+        "fast_swa": Entry(
+            "manigraph.algorithms.weight_averaging:WeightAveraging",
+            "Pi-model or Mean Teacher, its weights averaged over cycles (Athiwaratkun et al. 2019)",
+        ),
         "manifold_graph": Entry(
             "manigraph.algorithms.manifold_graph:ManifoldGraphMethod",
             "Pi-VAT, learned prototypes, and a graph that refines features (Kuo et al. 2019)",

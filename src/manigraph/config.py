@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from manigraph.catalogue import ALGORITHMS
+from manigraph.contract import NEUTRAL
 from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig
 from manigraph.data.preprocessing import PreprocessingConfig
 from manigraph.data.split import Stratify
+from manigraph.data.strong_augmentation import StrongAugmentationConfig
 from manigraph.errors import UserError
 from manigraph.options import parse
 from manigraph.training.loop import TrainingConfig
@@ -75,6 +77,7 @@ class Config(Generic[MethodConfig]):
     data: DataConfig = field(default_factory=DataConfig)
     preprocessing: PreprocessingConfig = field(default_factory=PreprocessingConfig)
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
+    strong: StrongAugmentationConfig = field(default_factory=StrongAugmentationConfig, metadata=NEUTRAL)
     batch: BatchConfig = field(default_factory=BatchConfig)
     backbone: BackboneConfig = field(default_factory=BackboneConfig)
     schedule: SuperConvergence = field(default_factory=SuperConvergence)
@@ -104,10 +107,11 @@ def deciding_settings(config: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for field_ in dataclasses.fields(config):
         value = getattr(config, field_.name)
-        if dataclasses.is_dataclass(value):
-            settings[field_.name] = deciding_settings(value)
-        elif not (field_.metadata.get("neutral") and value == field_.default):
-            settings[field_.name] = value
+        made = field_.default_factory
+        default = field_.default if made is dataclasses.MISSING else made()
+        if field_.metadata.get("neutral") and value == default:
+            continue
+        settings[field_.name] = deciding_settings(value) if dataclasses.is_dataclass(value) else value
     return settings
 
 

@@ -9,8 +9,12 @@ from torch import Tensor
 
 from manigraph.sharding import ALONE, Shard
 
-ViewKind = Literal["plain", "weak"]
-"""How a view is made: "plain" is the preprocessed image, "weak" is randomly augmented."""
+ViewKind = Literal["plain", "weak", "strong"]
+"""How a view is made: "plain" is the preprocessed image, "weak" is randomly augmented, "strong" is so changed
+that only what matters stays."""
+
+NEUTRAL = {"neutral": True}
+"""Marks a setting that came after results had been measured and whose default changes none of them."""
 
 
 class ImageTable(Protocol):
@@ -26,6 +30,19 @@ class ImageTable(Protocol):
 
     def prepare(self, images: Tensor) -> Tensor:
         """What `stored` gave, perhaps changed, to float network input."""
+        ...
+
+    def original(self, indices: Tensor) -> Tensor:
+        """(B,) indices to (B, ...) images from 0 (black) to `white`, whose colours may be changed."""
+        ...
+
+    def prepare_original(self, images: Tensor) -> Tensor:
+        """What `original` gave, perhaps changed, to float network input."""
+        ...
+
+    @property
+    def white(self) -> float:
+        """The largest value of an original image."""
         ...
 
 
@@ -51,6 +68,8 @@ class Batch:
     """Classes of the labelled images, (L,)."""
     unlabelled: Mapping[str, Tensor]
     """View name to images (U, ...)."""
+    positions: Tensor | None = None
+    """(U,) place of each unlabelled image among all of them, from 0, for what is remembered of each image."""
     class_images: Tensor | None = None
     """(C · images_per_class, ...), class-major, if asked for."""
 
@@ -69,6 +88,7 @@ class Batch:
             labelled=moved(self.labelled),
             labels=self.labels.to(device, non_blocking=True),
             unlabelled=moved(self.unlabelled),
+            positions=None if self.positions is None else self.positions.to(device, non_blocking=True),
             class_images=None if self.class_images is None else self.class_images.to(device),
         )
 
@@ -101,7 +121,7 @@ class StepOutput:
     """A loss and what it is made of."""
 
     terms: Mapping[str, Tensor]
-    """Weighted terms; the loss is their sum."""
+    """Weighted terms; the loss is their sum. The first is that of the labelled images."""
     health: Callable[[], Mapping[str, float]] = dict
     """Signs of whether the method works, by name; computed only when they are asked for, which must be before
     the weights change. `largest_class` is the share of predictions in the most frequent class."""

@@ -3,7 +3,7 @@
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
@@ -19,6 +19,7 @@ from manigraph.data.preprocessing import Preprocessing, preprocessing_from_state
 from manigraph.data.sources.base import Dataset
 from manigraph.data.split import split_as_json
 from manigraph.errors import UserError
+from manigraph.nn import load_trained_state
 from manigraph.options import parse
 from manigraph.runs import RunDirectory, write_bytes
 from manigraph.session import Observer, Session, Silence
@@ -214,7 +215,7 @@ def load(run: RunDirectory) -> TrainedRun:
         algorithm = build_algorithm(config, input_shape, len(class_names))
     weights = _load(run, "model.safetensors", "weights")
     try:
-        algorithm.load_state_dict(weights)
+        load_trained_state(algorithm, weights)
     except RuntimeError as error:
         reason = str(error).splitlines()[0].rstrip(":")
         raise UserError(
@@ -250,23 +251,47 @@ def _load(run: RunDirectory, name: str, what: str) -> dict[str, Tensor]:
         raise UserError(f"'{path}' does not hold the {what} of this run: {reason}") from None
 
 
-def evaluate_run(
-    run: RunDirectory, part: Part, *, locations: Locations | None = None, progress: Progress = silent
-) -> tuple[TrainedRun, Evaluation]:
-    """Evaluate a run's saved weights on the validation or test images of its own split."""
-    trained = load(run)
+def indices_of(run: RunDirectory, part: Literal["labelled", "unlabelled", "validation", "test"]) -> Tensor:
+    """The images of one part of a run's split; there may be no unlabelled ones."""
     indices = torch.tensor(run.read_json("split.json").get(part, []), dtype=torch.long)
-    if len(indices) == 0:
+    if len(indices) == 0 and part != "unlabelled":
         raise UserError(f"the run '{run.path}' has no {part} images")
+    return indices
+
+
+def dataset_of(
+    run: RunDirectory,
+    trained: TrainedRun,
+    *,
+    dataset: Dataset | None = None,
+    locations: Locations | None = None,
+    progress: Progress = silent,
+) -> Dataset:
+    """The images a run was trained on, and no others; `dataset` if they are in memory."""
     data = run.read_json("data.json")
-    if data.get("in_memory"):
-        raise UserError(f"the run '{run.path}' was trained on arrays in memory: evaluate it from Python")
-    dataset = load_dataset(trained.config.data, locations, progress)
+    if dataset is None:
+        if data.get("in_memory"):
+            raise UserError(f"the run '{run.path}' was trained on arrays in memory: evaluate it from Python")
+        dataset = load_dataset(trained.config.data, locations, progress)
     if dataset.digest != data.get("digest"):
         raise UserError(
             f"{dataset.name} holds other images now than when '{run.path}' was trained: put the same ones "
             f"in place"
         )
+    return dataset
+
+
+def evaluate_run(
+    run: RunDirectory,
+    part: Part,
+    *,
+    dataset: Dataset | None = None,
+    locations: Locations | None = None,
+    progress: Progress = silent,
+) -> tuple[TrainedRun, Evaluation]:
+    """Evaluate a run's saved weights on the validation or test images of its own split."""
+    trained, indices = load(run), indices_of(run, part)
+    dataset = dataset_of(run, trained, dataset=dataset, locations=locations, progress=progress)
     images = PreparedImages(dataset.images.index_select(0, indices), trained.preprocessing)
     logits = predict_logits(trained.model, images, torch.arange(len(indices)))
     return trained, evaluate(logits, dataset.classes[indices])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from manigraph.algorithms.base import Algorithm
 from manigraph.build import Job
 from manigraph.errors import DiskFullError, Interrupted, NonFiniteLossError, UserError
+from manigraph.nn import trained_state
 from manigraph.runs import RunDirectory, provenance, remove_leftovers, write_bytes
 from manigraph.runs.directory import State
 from manigraph.runs.files import DISK_IS_FULL
@@ -372,7 +373,7 @@ class Session:
             self.run.set_status(state, reason)
 
     def _save_weights(self, algorithm: Algorithm[Any]) -> None:
-        self._save("model.safetensors", algorithm.state_dict())
+        self._save("model.safetensors", trained_state(algorithm))
 
     def _save(self, name: str, tensors: dict[str, Tensor]) -> None:
         if self.writes:

@@ -3,16 +3,18 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manigraph.algorithms.base import Algorithm
 from manigraph.catalogue import ALGORITHMS
 from manigraph.contract import Batch
+from manigraph.nn import Classifier, Teacher
 from tests.helpers import (
     NUM_CLASSES,
     NUM_LABELLED,
@@ -22,16 +24,17 @@ from tests.helpers import (
     assert_bitwise_equal,
     batch_for,
     batch_norm_layers,
-    build,
     context_at,
     copied,
     gradients_of,
     normal,
-    recorded_inputs,
     recorded_outputs,
     running_statistics,
     step_of,
     term_values,
+)
+from tests.helpers import (
+    begun as build,
 )
 
 CASES = all_cases()
@@ -45,8 +48,8 @@ every_method = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 def unsupervised(values: dict[str, Any]) -> set[str]:
-    """Every term but the classification of labelled images."""
-    return set(values) - {"classification"}
+    """Every term but the first, that of the labelled images."""
+    return set(list(values)[1:])
 
 
 def weights_of(case: Case) -> list[str]:
@@ -57,6 +60,13 @@ def weights_of(case: Case) -> list[str]:
 
 def with_setting(case: Case, name: str, value: float) -> Case:
     return Case(case.name, {**case.settings, name: value})
+
+
+def with_weight(algorithm: Algorithm[Any], case: Case, name: str, value: float) -> Algorithm[Any]:
+    """The same weights, teachers and memories, with one setting changed."""
+    other = build(with_setting(case, name, value))
+    other.load_state_dict(algorithm.state_dict())
+    return other
 
 
 def test_every_method_of_the_registry_is_here() -> None:
@@ -186,7 +196,7 @@ def test_largest_class_is_of_the_clean_predictions(case: Case) -> None:
         clean = torch.cat([logits for logits in seen if logits.ndim == 2])[:number]
         return clean[NUM_LABELLED if batch.unlabelled else 0 :], health
 
-    # A fresh network says one class for all: move it to where it does not.
+    # Move the network to where it does not say one class for all.
     with torch.no_grad():
         algorithm.model.linear.bias.sub_(clean_logits_and_health()[0].mean(dim=0))
     logits, health = clean_logits_and_health()
@@ -246,7 +256,7 @@ def with_views(batch: Batch, change: Callable[[str, Tensor], Tensor]) -> Batch:
 
 def with_other_view(batch: Batch, name: str) -> Batch:
     return with_views(
-        batch, lambda n, view: view + normal(*view.shape, seed=11).float() if n == name else view
+        batch, lambda n, view: view + 10 * normal(*view.shape, seed=11).float() if n == name else view
     )
 
 
@@ -286,51 +296,114 @@ def test_every_unsupervised_term_changes_with_what_it_is_about(case: Case) -> No
     by_nodes = changed_terms(expected, with_other_nodes(case))
     assert unsupervised(expected) <= by_nodes.union(*by_view.values())
     for changed in by_view.values():
-        assert "consistency" in changed, "two predictions are compared: each counts"
+        if "consistency" in expected:
+            assert "consistency" in changed, "two predictions are compared: each counts"
+        assert changed, "no view is made for nothing"
         assert "classification" not in changed, "labelled images have nothing to do with it"
 
 
 @every_method
 def test_consistency_teaches_the_student_and_not_the_target(case: Case) -> None:
-    # In evaluation mode an image reaches the term only through its own prediction. The first view a
-    # method asks for is the target's, the others are students'.
+    # In evaluation mode an image reaches the term only through its own prediction. Of two views one is the
+    # target's and one the student's; where there is one, its target is something remembered or itself.
     algorithm = build(case).eval()
     batch = with_views(batch_for(algorithm), lambda _, view: view.clone().requires_grad_(True))
-    target, *students = batch.unlabelled.values() or [None]
     output = step_of(algorithm, batch)
-    if "consistency" in output.terms and students:
-        inputs = [target, *students]
-        to_target, *to_students = torch.autograd.grad(output.terms["consistency"], inputs, allow_unused=True)
-        assert to_target is None or not to_target.any()
-        for gradient in to_students:
-            assert gradient is not None
-            assert (gradient.flatten(1).norm(dim=1) > 0).all(), "every image"
+    if "consistency" in output.terms:
+        inputs = list(batch.unlabelled.values())
+        gradients = torch.autograd.grad(output.terms["consistency"], inputs, allow_unused=True)
+        taught = [g.flatten(1).norm(dim=1) > 0 for g in gradients if g is not None and g.any()]
+        assert len(taught) == 1, "one student"
+        assert taught[0].all(), "every image"
+
+
+@every_method
+def test_teachers_and_memories_are_no_part_of_the_gradient(case: Case) -> None:
+    algorithm = build(case)
+    loss = step_of(algorithm, batch_for(algorithm)).loss
+    assert not any(buffer.requires_grad for buffer in algorithm.buffers())
+    loss.backward()
+    assert all(p.grad is None for p in algorithm.parameters() if not p.requires_grad)
+    trainable = {id(p) for p in algorithm.parameters() if p.requires_grad}
+    teachers = [module for module in algorithm.modules() if isinstance(module, Teacher)]
+    assert not any(id(p) in trainable for teacher in teachers for p in teacher.parameters())
+    if "mean_teacher" in str(case):
+        assert teachers
+
+
+@every_method
+def test_an_update_moves_what_follows_the_student_in_after_step_alone(case: Case) -> None:
+    """A step leaves teachers' weights alone; the average is taken when the weights have changed."""
+    algorithm = build(case)
+    context = context_at()
+    teachers = [module for module in algorithm.modules() if isinstance(module, Teacher)]
+    weights = [copied(dict(teacher.named_parameters())) for teacher in teachers]
+    step_of(algorithm, batch_for(algorithm), context)
+    for teacher, before in zip(teachers, weights, strict=True):
+        assert_bitwise_equal(copied(dict(teacher.named_parameters())), before)
+    with torch.no_grad():
+        for parameter in algorithm.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1.0)
+    algorithm.after_step(context)
+    for teacher, before in zip(teachers, weights, strict=True):
+        for name, parameter in teacher.named_parameters():
+            assert (parameter > before[name]).all(), name
+            assert (parameter < before[name] + 1).all(), name
 
 
 # Batch norm
 
 
-def clean_inputs(seen: list[Tensor], clean: Tensor) -> list[Tensor]:
-    """The inputs of the backbone that consist of clean images only."""
-    known = {tuple(image.flatten().tolist()) for image in clean}
-    return [images for images in seen if all(tuple(i.flatten().tolist()) in known for i in images)]
+@contextmanager
+def recorded_tracking_passes(backbone: nn.Module) -> Iterator[list[Tensor]]:
+    """The images of every pass that moves running statistics."""
+    seen: list[Tensor] = []
+    layers = batch_norm_layers(backbone)
+
+    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        tracking = {layer.training and layer.track_running_stats for layer in layers}
+        assert len(tracking) == 1, "all layers or none"
+        if tracking == {True}:
+            seen.append(inputs[0].detach().clone())
+
+    handle = backbone.register_forward_pre_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def as_set(images: Tensor) -> set[tuple[float, ...]]:
+    return {tuple(image.flatten().tolist()) for image in images}
 
 
 @every_method
-def test_running_statistics_move_by_the_clean_pass_alone(case: Case) -> None:
-    algorithm = build(case)
+def test_running_statistics_move_by_clean_passes_alone(case: Case) -> None:
+    algorithm, by_hand = build(case), build(case)
     batch = batch_for(algorithm)
-    with recorded_inputs(algorithm.model.backbone) as seen:
+    request = algorithm.data_request()
+    weak = [view for name, view in batch.unlabelled.items() if request.unlabelled[name] != "strong"]
+    labelled = torch.cat(list(batch.labelled.values()))
+    clean = as_set(torch.cat([labelled, *weak]))
+    models = [module for module in algorithm.modules() if isinstance(module, Classifier)]
+    with ExitStack() as stack:
+        passes = [stack.enter_context(recorded_tracking_passes(model.backbone)) for model in models]
         step_of(algorithm, batch)
 
-    # Clean images are the labelled ones and the first view of the unlabelled ones, each seen once.
-    clean = torch.cat([*batch.labelled.values(), *list(batch.unlabelled.values())[:1]])
-    inputs = clean_inputs(seen, clean)
-    assert torch.equal(torch.cat(inputs), clean)
-
-    by_hand = build(case)
-    for images in inputs:
-        by_hand.model.backbone(images)
+    for model, seen in zip(models, passes, strict=True):
+        images = torch.cat(seen)
+        assert len(as_set(images)) == len(images), "no image twice"
+        assert as_set(images) <= clean, "nothing disturbed, mixed or strong"
+        if model is algorithm.model:
+            assert as_set(torch.cat([labelled, *weak[:1]])) <= as_set(images)
+        elif batch.unlabelled:
+            assert any(as_set(view) <= as_set(images) for view in weak)
+    # By hand, in the same order: the same statistics to the last bit.
+    others = [module for module in by_hand.modules() if isinstance(module, Classifier)]
+    for model, seen in zip(others, passes, strict=True):
+        for inputs in seen:
+            model.backbone(inputs)
     assert_bitwise_equal(running_statistics(algorithm), running_statistics(by_hand))
     assert all(layer.track_running_stats for layer in batch_norm_layers(algorithm))
 
@@ -345,7 +418,7 @@ def test_a_weight_of_zero_takes_one_term_away_and_nothing_else(case: Case) -> No
     values, gradients = term_values(output), gradients_of(algorithm, output.loss)
     taken_away = []
     for weight in weights_of(case):
-        without = build(with_setting(case, weight, 0.0))
+        without = with_weight(build(case), case, weight, 0.0)
         output = step_of(without, batch_for(without))
         zero = [name for name, value in term_values(output).items() if value == 0.0]
         assert changed_terms(values, term_values(output)) == set(zero)
@@ -359,7 +432,7 @@ def test_a_weight_of_zero_takes_one_term_away_and_nothing_else(case: Case) -> No
 def test_a_weight_multiplies_its_term(case: Case) -> None:
     values = term_values(step_of(algorithm := build(case), batch_for(algorithm)))
     for weight in weights_of(case):
-        tripled = build(with_setting(case, weight, 3 * getattr(algorithm.config, weight)))
+        tripled = with_weight(build(case), case, weight, 3 * getattr(algorithm.config, weight))
         found = term_values(step_of(tripled, batch_for(tripled)))
         (name,) = changed_terms(values, found)
         assert found[name] == pytest.approx(3 * values[name])

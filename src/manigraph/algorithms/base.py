@@ -29,6 +29,10 @@ class Algorithm(nn.Module, Generic[ConfigT]):
     """Frozen dataclass of the method's own settings, with the paper's defaults."""
     uses_unlabelled: ClassVar[bool] = True
     """Whether the method learns from unlabelled images."""
+    keeps_average: ClassVar[bool] = False
+    """Whether the weights that predict are an average already, so that the loop need not keep one."""
+    needs_weight_average: ClassVar[bool] = False
+    """Whether the method is nothing without the loop's plain average of weights (`training.swa_fraction`)."""
     model: Classifier
     shard: Shard = ALONE
     """Which part of every batch this process holds."""
@@ -53,6 +57,9 @@ class Algorithm(nn.Module, Generic[ConfigT]):
                 module.shard = shard  # type: ignore[assignment]  # torch types every attribute of a module
         if shard.size > 1:
             share_batch_norm(self)
+
+    def expect_images(self, num_unlabelled: int) -> None:
+        """Make room for what is remembered of each unlabelled image; called once, before the first step."""
 
     def data_request(self) -> DataRequest:
         """The views this method wants."""

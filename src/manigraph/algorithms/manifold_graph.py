@@ -3,7 +3,7 @@
 | equation | function |
 |---|---|
 | L_clf,I | `torch.nn.functional.cross_entropy` |
-| r, L_con (Π-VAT) | `functional.virtual_adversarial_perturbation`, `functional.kl_consistency` |
+| r, L_con (Π-VAT) | `comparisons.PiVATComparison`; `comparison` names another |
 | L_em | `functional.entropy` |
 | p_ij = MLP([f_k, f_c]) | `nn.PrototypeGenerator` |
 | f̂ = σ(f + φ2([g, Σ w g])) | `nn.ManifoldGraph`, `functional.graph` |
@@ -17,10 +17,14 @@ is over, only the first three, on raw features: that step equals Π-VAT's bit fo
 Where the paper is silent or was tried and failed: the divergence is a mean over pairs, not a sum
 (which drives training to NaN); the prototype losses act on the raw features of the clean views; the
 perturbation is found against the target view. `nodes="labelled_images"` is the paper's ablation.
+
+The graph and the prototypes do not ask where the consistency term comes from: with `comparison` it is Mean
+Teacher's (the teacher has a graph and prototypes of its own, which follow) or FixMatch's, as the paper
+proposes for future work.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -28,8 +32,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manigraph.algorithms.base import health_values, prediction_health
-from manigraph.algorithms.parts import AdversarialConfig, ConsistencyAlgorithm, perturbation, with_masks
-from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
+from manigraph.algorithms.comparisons import (
+    ComparisonAlgorithm,
+    ComparisonName,
+    NoiseConfig,
+    PiVATConfig,
+    TeacherConfig,
+    ThresholdConfig,
+)
+from manigraph.contract import NEUTRAL, Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import (
     anchor_angle,
     anchor_boundary,
@@ -48,24 +59,27 @@ from manigraph.nn import (
     ManifoldGraph,
     PrototypeGenerator,
     PrototypeUpdate,
-    RandomState,
     frozen_running_statistics,
-    full_precision,
 )
 from manigraph.nn.backbones.base import Backbone
 from manigraph.nn.classifier import Nodes
 
 
-class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
-    """Π-VAT on features refined by a graph of learned prototypes."""
+class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
+    """Π-VAT, or another consistency term, on features refined by a graph of learned prototypes."""
 
     @dataclass(frozen=True)
-    class Config(AdversarialConfig):
+    class Config(PiVATConfig, NoiseConfig, TeacherConfig, ThresholdConfig):
         """Settings of Manifold Graph; the defaults are the paper's for CIFAR-10."""
 
-        adversarial_reference: Literal["target", "own_view"] = "target"
-        """The prediction the perturbation moves away from: view 1's (the target) or view 2's own."""
-
+        comparison: ComparisonName = field(default="pi_vat", metadata=NEUTRAL)
+        """How targets and student predictions are made: the paper's Π-VAT, or another method's way."""
+        noise: float = field(default=0.0, metadata=NEUTRAL)
+        """With pi_model: standard deviation of Gaussian noise added to the student's view."""
+        teacher_decay: float = field(default=0.999, metadata=NEUTRAL)
+        """With mean_teacher: share of its weights that the teacher keeps in a step; less at first."""
+        threshold: float = field(default=0.95, metadata=NEUTRAL)
+        """With fixmatch: confidence from which on a prediction is a target."""
         warmup_fraction: float = 2 / 282
         """Share of the run before the graph and the prototype losses come in; 1 means never."""
         nodes: Literal["generated", "labelled_images"] = "generated"
@@ -106,6 +120,9 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
 
     model: GraphClassifier
 
+    def chosen_comparison(self) -> ComparisonName:
+        return self.config.comparison
+
     def build_model(self, backbone: Backbone, num_classes: int) -> GraphClassifier:
         config = self.config
         K = config.prototypes_per_class
@@ -134,11 +151,11 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
     def data_request(self) -> DataRequest:
         config = self.config
         per_class = config.prototypes_per_class if config.nodes == "labelled_images" else 0
-        return DataRequest(unlabelled={"first": "weak", "second": "weak"}, images_per_class=per_class)
+        return replace(super().data_request(), images_per_class=per_class)
 
     def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
         first, second = batch.unlabelled["first"], batch.unlabelled["second"]
-        config, model = self.config, self.model
+        model = self.model
         nodes = self._nodes_of_this_step(batch, context)
 
         def logits_of(images: Tensor) -> Tensor:
@@ -147,31 +164,25 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
         # The clean pass, and the only one that moves batch-norm running statistics.
         features = model.features(torch.cat([batch.labelled["image"], first]))
         logits = model.classify(features, nodes)
-        labelled_logits, target_logits = logits.split([len(batch.labels), len(first)])
+        labelled_logits, clean_logits = logits.split([len(batch.labels), len(first)])
         with frozen_running_statistics(model):
-            reference = target_logits
-            probe: Callable[[Tensor], Tensor] = logits_of
-            if config.adversarial_reference == "own_view":
-                # p(x2) and p(x2 + ξ d) of one and the same network, as in VAT.
-                probe = with_masks(logits_of, RandomState(second.device))
-                with full_precision(model), torch.no_grad():
-                    reference = probe(second)
-            noise = perturbation(config, model, probe, second, reference, context)
-            student_logits = logits_of(second + noise)
+            predictions = self.comparison.predictions(model, logits_of, clean_logits, second, context)
 
         terms = {
             "classification": F.cross_entropy(labelled_logits, batch.labels),
-            **self.unlabelled_terms(target_logits, student_logits, context.progress),
+            **self.unlabelled_terms(predictions, clean_logits, context.progress),
         }
-        health = prediction_health(target_logits, self.shard)
+        health = prediction_health(clean_logits, self.shard)
         if nodes is not None:
             terms |= self._prototype_terms(features, batch.labels, nodes)
-            graph_health = self._graph_health(features, batch.labels, nodes, target_logits)
+            graph_health = self._graph_health(features, batch.labels, nodes, clean_logits)
             return StepOutput(terms, lambda: {**health(), **graph_health()})
         return StepOutput(terms, health)
 
     def inference_model(self) -> nn.Module:
-        return self.model.frozen()
+        evaluated = self.comparison.evaluated(self.model)
+        assert isinstance(evaluated, GraphClassifier)
+        return evaluated.frozen()
 
     def _nodes_of_this_step(self, batch: Batch, context: StepContext) -> Nodes | None:
         """The class nodes, or None as long as the warm-up lasts."""
@@ -220,7 +231,7 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
         }
 
     def _graph_health(
-        self, features: Tensor, labels: Tensor, nodes: Nodes, target_logits: Tensor
+        self, features: Tensor, labels: Tensor, nodes: Nodes, clean_logits: Tensor
     ) -> Callable[[], dict[str, float]]:
         """Whether the graph is of use: to whom images listen, and what the prototypes are like.
 
@@ -232,7 +243,7 @@ class ManifoldGraphMethod(ConsistencyAlgorithm["ManifoldGraphMethod.Config"]):
         """
         C, graph = self.model.num_classes, self.model.graph
         dtype = self.model.linear.weight.dtype  # whatever precision the passes had
-        features, predictions = features.detach().to(dtype), target_logits.detach()
+        features, predictions = features.detach().to(dtype), clean_logits.detach()
         prototypes, node_embeddings = (tensor.detach().to(dtype) for tensor in nodes)
 
         @torch.no_grad()

@@ -28,13 +28,9 @@ _CONSISTENCY: Mapping[ConsistencyMeasure, Callable[[Tensor, Tensor], Tensor]] = 
 
 
 @dataclass(frozen=True)
-class ConsistencyConfig:
-    """How the unlabelled images enter the loss."""
+class UnlabelledConfig:
+    """What every method can add to its own terms for unlabelled images."""
 
-    consistency: ConsistencyMeasure = "kl"
-    """How the distance of two predictions is measured."""
-    consistency_weight: float = 1.0
-    """λ1, weight of the consistency term."""
     entropy_weight: float = 0.1
     """λ2, weight of the entropy term."""
     balance_weight: float = 0.0
@@ -52,7 +48,17 @@ class ConsistencyConfig:
             )
 
 
-ConsistencyConfigT = TypeVar("ConsistencyConfigT", bound=ConsistencyConfig)
+@dataclass(frozen=True)
+class ConsistencyConfig(UnlabelledConfig):
+    """How a target and a student prediction are compared."""
+
+    consistency: ConsistencyMeasure = "kl"
+    """How the distance of two predictions is measured."""
+    consistency_weight: float = 1.0
+    """λ1, weight of the consistency term."""
+
+
+UnlabelledConfigT = TypeVar("UnlabelledConfigT", bound=UnlabelledConfig)
 
 
 @dataclass(frozen=True)
@@ -85,27 +91,27 @@ def ramp_up(progress: float, fraction: float) -> float:
     return math.exp(-5.0 * (1.0 - progress / fraction) ** 2)
 
 
-class ConsistencyAlgorithm(Algorithm[ConsistencyConfigT]):
-    """A method with a target and a student prediction of each unlabelled image."""
+class UnlabelledAlgorithm(Algorithm[UnlabelledConfigT]):
+    """A method that learns from unlabelled images; it can ask for sure and for balanced predictions."""
 
-    def __init__(self, config: ConsistencyConfigT, backbone: Backbone, num_classes: int) -> None:
+    def __init__(self, config: UnlabelledConfigT, backbone: Backbone, num_classes: int) -> None:
         super().__init__(config, backbone, num_classes)
         self.target_balance = TargetBalance(num_classes, config.balance_memory)
 
-    def unlabelled_terms(
-        self, target_logits: Tensor, student_logits: Tensor, progress: float
-    ) -> dict[str, Tensor]:
-        """λ1 L_con and λ2 L_em: the student follows the (constant) target; the target gets decided."""
+    def extra_terms(self, clean_logits: Tensor, progress: float) -> dict[str, Tensor]:
+        """λ2 L_em and the balance of the classes, from the clean predictions of unlabelled images."""
         config = self.config
         ramp = ramp_up(progress, config.ramp_fraction)
-        constant_target = self.target_balance(target_logits)
-        everybodys_logits = self.shard.gather(target_logits)
-        consistency = _CONSISTENCY[config.consistency](constant_target, student_logits)
+        everybodys_logits = self.shard.gather(clean_logits)
         return {
-            "consistency": ramp * config.consistency_weight * consistency,
-            "entropy": ramp * config.entropy_weight * entropy(target_logits),
+            "entropy": ramp * config.entropy_weight * entropy(clean_logits),
             "balance": config.balance_weight * class_imbalance(everybodys_logits),
         }
+
+
+def prediction_distance(measure: ConsistencyMeasure, target_logits: Tensor, student_logits: Tensor) -> Tensor:
+    """L_con, as `ConsistencyConfig.consistency` names it; the target is constant."""
+    return _CONSISTENCY[measure](target_logits, student_logits)
 
 
 def with_masks(forward: Callable[[Tensor], Tensor], masks: RandomState) -> Callable[[Tensor], Tensor]:

@@ -13,42 +13,14 @@ baselines; Laine & Aila have no such term, and use MSE with a ramp (`consistency
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-
-from manigraph.algorithms.base import prediction_health
-from manigraph.algorithms.parts import ConsistencyAlgorithm, ConsistencyConfig
-from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
-from manigraph.nn import frozen_running_statistics
+from manigraph.algorithms.comparisons import ComparisonAlgorithm, NoiseConfig
 
 
-class PiModel(ConsistencyAlgorithm["PiModel.Config"]):
+class PiModel(ComparisonAlgorithm["PiModel.Config"]):
     """Two views of an unlabelled image must give the same prediction."""
 
+    comparison_name = "pi_model"
+
     @dataclass(frozen=True)
-    class Config(ConsistencyConfig):
+    class Config(NoiseConfig):
         """Settings of the Π-model."""
-
-        noise: float = 0.0
-        """Standard deviation of Gaussian noise added to the student's view."""
-
-    def data_request(self) -> DataRequest:
-        return DataRequest(unlabelled={"first": "weak", "second": "weak"})
-
-    def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
-        first, second = batch.unlabelled["first"], batch.unlabelled["second"]
-        config = self.config
-
-        # The clean pass, and the only one that moves batch-norm running statistics.
-        logits = self.model(torch.cat([batch.labelled["image"], first]))
-        labelled_logits, target_logits = logits.split([len(batch.labels), len(first)])
-        with frozen_running_statistics(self.model):
-            student_logits = self.model(second + config.noise * context.normal_like(second))
-
-        return StepOutput(
-            {
-                "classification": F.cross_entropy(labelled_logits, batch.labels),
-                **self.unlabelled_terms(target_logits, student_logits, context.progress),
-            },
-            prediction_health(target_logits, self.shard),
-        )

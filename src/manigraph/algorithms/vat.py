@@ -22,16 +22,18 @@ import torch.nn.functional as F
 from manigraph.algorithms.base import prediction_health
 from manigraph.algorithms.parts import (
     AdversarialConfig,
-    ConsistencyAlgorithm,
+    UnlabelledAlgorithm,
     perturbation,
     precise_reference,
+    prediction_distance,
+    ramp_up,
     with_masks,
 )
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.nn import RandomState, frozen_running_statistics
 
 
-class VAT(ConsistencyAlgorithm["VAT.Config"]):
+class VAT(UnlabelledAlgorithm["VAT.Config"]):
     """Predictions must not change in the direction in which they would change most."""
 
     @dataclass(frozen=True)
@@ -55,10 +57,14 @@ class VAT(ConsistencyAlgorithm["VAT.Config"]):
             noise = perturbation(config, self.model, same_network, images, reference, context)
             student_logits = same_network(images + noise)
 
+        target = self.target_balance(target_logits)
+        consistency = prediction_distance(config.consistency, target, student_logits)
+        ramp = ramp_up(context.progress, config.ramp_fraction)
         return StepOutput(
             {
                 "classification": F.cross_entropy(labelled_logits, batch.labels),
-                **self.unlabelled_terms(target_logits, student_logits, context.progress),
+                "consistency": ramp * config.consistency_weight * consistency,
+                **self.extra_terms(target_logits, context.progress),
             },
             prediction_health(target_logits, self.shard),
         )

@@ -1,6 +1,6 @@
 """Endless batches of augmented images, whose place in the stream can be kept and taken up again."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from manigraph.contract import Batch, DataRequest, ImageTable, ViewKind
 from manigraph.data.augmentation import AugmentationConfig, augment
+from manigraph.data.strong_augmentation import StrongAugmentationConfig, strongly_augment
 from manigraph.sharding import ALONE, Shard
 
 
@@ -63,6 +64,7 @@ class BatchStream(Iterator[Batch]):
         request: The views a method wants.
         batch: How many images of each kind.
         augmentation: How weak views are made.
+        strong: What is done to weak views to make strong ones.
         generator: Source of all randomness here; it agrees in all processes.
         shard: Which part of every batch to give out.
         device: Where the batches are needed.
@@ -79,6 +81,7 @@ class BatchStream(Iterator[Batch]):
         request: DataRequest,
         batch: BatchConfig,
         augmentation: AugmentationConfig,
+        strong: StrongAugmentationConfig | None = None,
         generator: torch.Generator,
         shard: Shard = ALONE,
         device: torch.device | None = None,
@@ -90,11 +93,9 @@ class BatchStream(Iterator[Batch]):
         self._request = request
         self._batch = batch
         self._augmentation = augmentation
+        self._strong = StrongAugmentationConfig() if strong is None else strong
         self._generator = generator
-        self._make: Mapping[ViewKind, Callable[[Tensor], Tensor]] = {
-            "plain": images.prepare,
-            "weak": lambda stored: images.prepare(augment(stored, augmentation, generator, shard)),
-        }
+        self._sorted_pool = unlabelled.sort().values
         self._streams = {"labelled": IndexStream(labelled, generator)}
         if request.unlabelled:
             self._streams["unlabelled"] = IndexStream(unlabelled, generator)
@@ -104,27 +105,45 @@ class BatchStream(Iterator[Batch]):
         }
 
     def __next__(self) -> Batch:
-        request, make = self._request, self._make
+        request = self._request
         own = self._shard.own
         chosen = own(self._streams["labelled"].take(self._batch.labelled))
         labelled = self._images.stored(chosen)
         unlabelled_views: dict[str, Tensor] = {}
+        positions = None
         if request.unlabelled:
-            unlabelled = self._images.stored(own(self._streams["unlabelled"].take(self._batch.unlabelled)))
-            unlabelled_views = {name: make[kind](unlabelled) for name, kind in request.unlabelled.items()}
+            taken = own(self._streams["unlabelled"].take(self._batch.unlabelled))
+            positions = torch.searchsorted(self._sorted_pool, taken)
+            stored = self._images.stored(taken)
+            unlabelled_views = {
+                name: self._view(kind, taken, stored) for name, kind in request.unlabelled.items()
+            }
         class_images = None
         if self._class_streams:
-            taken = [stream.take(request.images_per_class) for stream in self._class_streams.values()]
+            of_classes = [stream.take(request.images_per_class) for stream in self._class_streams.values()]
             # Every process takes all of these.
-            stored = self._images.stored(torch.cat(taken))
+            stored = self._images.stored(torch.cat(of_classes))
             class_images = self._images.prepare(augment(stored, self._augmentation, self._generator))
         batch = Batch(
-            labelled={name: make[kind](labelled) for name, kind in request.labelled.items()},
+            labelled={name: self._view(kind, chosen, labelled) for name, kind in request.labelled.items()},
             labels=self._classes[chosen],
             unlabelled=unlabelled_views,
+            positions=positions,
             class_images=class_images,
         )
         return batch if self._device is None else batch.to(self._device)
+
+    def _view(self, kind: ViewKind, indices: Tensor, stored: Tensor) -> Tensor:
+        """One view of the images at `indices`, of which `stored` is what the table gave."""
+        images, augmentation = self._images, self._augmentation
+        if kind == "plain":
+            return images.prepare(stored)
+        if kind == "weak":
+            return images.prepare(augment(stored, augmentation, self._generator, self._shard))
+        original = augment(images.original(indices), augmentation, self._generator, self._shard)
+        return images.prepare_original(
+            strongly_augment(original, self._strong, self._generator, self._shard, white=images.white)
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """The place in the stream: what waits in each permutation, and the random generator."""

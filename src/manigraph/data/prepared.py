@@ -18,7 +18,15 @@ class PreparedImages:
     is computed once.
     """
 
-    def __init__(self, images: Tensor, preprocessing: Preprocessing, progress: Progress = silent) -> None:
+    def __init__(
+        self,
+        images: Tensor,
+        preprocessing: Preprocessing,
+        progress: Progress = silent,
+        *,
+        white: float = 255.0,
+    ) -> None:
+        self.white = white
         self._images = images
         self._preprocessing = preprocessing
         self._whitened: Tensor | None = None
@@ -39,3 +47,11 @@ class PreparedImages:
     def prepare(self, images: Tensor) -> Tensor:
         """Network input from what `stored` gave."""
         return self._preprocessing(images) if self._preprocessing.is_pixelwise else images
+
+    def original(self, indices: Tensor) -> Tensor:
+        """Images as they are stored, not whitened."""
+        return self._images.index_select(0, indices)
+
+    def prepare_original(self, images: Tensor) -> Tensor:
+        """Network input from what `original` gave."""
+        return self._preprocessing(images)

@@ -4,12 +4,13 @@ import math
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from manigraph.nn.memory import Memory
 from manigraph.sharding import ALONE, Shard
 
 
-class TargetBalance(nn.Module):
+class TargetBalance(Memory):
     """Adds to the target's logits what makes all classes equally frequent among recent predictions.
 
     Finds a bias b with mean over the last `memory` predictions of softmax(logits + b) = 1/C for every

@@ -1,5 +1,6 @@
 """The training loop: batches in, an algorithm and an optimiser stepped. It knows no method."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from manigraph.algorithms.base import Algorithm
-from manigraph.contract import Batch, StepContext, StepOutput
+from manigraph.contract import NEUTRAL, Batch, StepContext, StepOutput
 from manigraph.errors import NonFiniteLossError
 from manigraph.nn import RandomState
 from manigraph.training.checkpoint import Snapshot, prefixed
@@ -19,9 +20,6 @@ from manigraph.training.schedule import Rates, SuperConvergence
 from manigraph.training.selection import SelectionRule
 
 Precision = Literal["float32", "bfloat16", "float16"]
-
-NEUTRAL = {"neutral": True}
-"""Marks a setting that came after results had been measured and whose default changes none of them."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,8 @@ class TrainingConfig:
     """Predict with an exponential average of the weights; 0 means with the weights themselves."""
     swa_fraction: float = field(default=0.0, metadata=NEUTRAL)
     """Predict with the plain average of the weights over this last share of the run (SWA); 0 means not."""
+    swa_every: float = field(default=0.0, metadata=NEUTRAL)
+    """Share of the run between two weights that enter the plain average; 0 means that all steps' do."""
     precision: Precision = field(default="float32", metadata=NEUTRAL)
     """Of the backbone's convolutions and products; losses, the graph and VAT's power step stay float32."""
     max_gradient_norm: float = 0.0
@@ -68,6 +68,11 @@ class TrainingConfig:
             raise ValueError(
                 f"swa_fraction must be from 0 to 1, and goes with --training.ema_decay 0, got "
                 f"{self.swa_fraction} and {self.ema_decay}"
+            )
+        if not 0 <= self.swa_every <= self.swa_fraction:
+            raise ValueError(
+                f"swa_every must be from 0 to swa_fraction, or no weights would be averaged, got "
+                f"{self.swa_every} and {self.swa_fraction}"
             )
 
 
@@ -216,7 +221,15 @@ class Trainer:
     def _is_averaged(self) -> bool:
         """Whether the weights after this step go into the average."""
         config = self.config
-        return config.ema_decay > 0 or self.step > (1 - config.swa_fraction) * config.steps
+        if config.swa_every == 0:
+            return config.ema_decay > 0 or self.step > (1 - config.swa_fraction) * config.steps
+
+        def due(step: int) -> int:
+            """Weights that should be in the average after a step, however many steps there are for them."""
+            since = step / config.steps - (1 - config.swa_fraction)
+            return max(0, math.floor(since / config.swa_every + 1e-9))  # rounding must not delay one
+
+        return due(self.step) > due(self.step - 1)
 
     def _record(self, output: StepOutput, health: Mapping[str, float], rates: Rates) -> StepRecord:
         mean = self.processes.mean
@@ -248,7 +261,7 @@ class Trainer:
         """
         if self.config.swa_fraction > 0 and self.average is not None and self.average.n_averaged > 0:
             with RandomState(self.device).replay():
-                update_bn(images, self.evaluated_algorithm().model)
+                update_bn(images, self.inference_model())
 
     def snapshot(self) -> Snapshot:
         """Everything about the training that changes from step to step, copied."""

@@ -66,6 +66,9 @@ class Dataset:
     original_formats: Mapping[str, int] = field(default_factory=dict)
     """Own images: how many had which size and mode before decoding, as in {"640x480 RGB": 12}."""
 
+    white: float = 255.0
+    """The stored value of full brightness."""
+
     @property
     def num_classes(self) -> int:
         """C."""

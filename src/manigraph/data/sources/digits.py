@@ -21,4 +21,5 @@ def load_digits(request: SourceRequest) -> Dataset:
         class_names=[str(name) for name in bunch.target_names],
         test=order[:TEST_IMAGES],
         train=order[TEST_IMAGES:],
+        white=16.0,
     )

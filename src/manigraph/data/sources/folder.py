@@ -285,7 +285,9 @@ def _dataset(listing: Listing, files: Sequence[_File], decoded: _Decoded, proble
         remarks=listing.remarks,
         lost_classes=sorted(printable(name) for name in listed - set(names)),
         original_formats=Counter(f"{h.width}x{h.height} {h.mode}" for h in decoded.headers),
-        **parts,
+        train=parts["train"],
+        validation=parts["validation"],
+        test=parts["test"],
     )
 
 

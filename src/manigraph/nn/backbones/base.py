@@ -26,6 +26,12 @@ class Backbone(nn.Module):
         if dropout is not None and not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
         self.input_shape = input_shape
+        self.width = width
+        self.dropout = dropout
+
+    def another(self) -> "Backbone":
+        """One of the same kind with weights of its own."""
+        return type(self)(self.input_shape, width=self.width, dropout=self.dropout)
 
 
 def image_channels(input_shape: tuple[int, ...]) -> int:

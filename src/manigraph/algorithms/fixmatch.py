@@ -1,0 +1,33 @@
+"""FixMatch (Sohn et al. 2020).
+
+| equation | function |
+|---|---|
+| l_s (eq. 3) | `torch.nn.functional.cross_entropy` on weak views |
+| l_u (eq. 4) | `functional.confident_cross_entropy`: the class of a weak view, for its strong view |
+| RandAugment, Cutout | `data.strong_augmentation` |
+
+The strong view is made on the device, for whole batches, from the original pixels, whatever the
+preprocessing. Labelled images and weak views go through the clean pass, which moves running statistics;
+strong views do not, as evaluation never sees such images. The weak pass is in the gradient of the entropy and
+balance terms only, which the paper does not have; entropy is off by default.
+
+Different from the paper: the schedule is the recipe's, not part of a cosine, and the paper's 7 unlabelled
+images for a labelled one are `batch.unlabelled`.
+"""
+
+from dataclasses import dataclass
+
+from manigraph.algorithms.comparisons import ComparisonAlgorithm, ThresholdConfig
+
+
+class FixMatch(ComparisonAlgorithm["FixMatch.Config"]):
+    """What a weak view is surely taken for, the strong view of the same image must be taken for."""
+
+    comparison_name = "fixmatch"
+
+    @dataclass(frozen=True)
+    class Config(ThresholdConfig):
+        """Settings of FixMatch."""
+
+        entropy_weight: float = 0.0
+        """Weight of the entropy term; not in the paper."""

@@ -1,0 +1,37 @@
+"""State that training alone needs."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+
+class Memory(nn.Module):
+    """What a method remembers while it trains: in every checkpoint, but not in the trained model's file."""
+
+
+def trained_state(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers without those of memories."""
+    remembered = _remembered(module)
+    return {name: value for name, value in module.state_dict().items() if name not in remembered}
+
+
+def load_trained_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """The opposite of `trained_state`; memories stay as they are, and what a file has of some is not read.
+
+    Raises:
+        RuntimeError: Something is missing, or does not belong here.
+    """
+    memories = tuple(f"{name}." for name, child in module.named_modules() if isinstance(child, Memory))
+    known = {name: value for name, value in state.items() if not name.startswith(memories)}
+    remembered = module.state_dict(keep_vars=True)
+    module.load_state_dict({**{name: remembered[name] for name in _remembered(module)}, **known})
+
+
+def _remembered(module: nn.Module) -> set[str]:
+    """Names of everything in memories."""
+    return {
+        f"{name}.{inner}"
+        for name, child in module.named_modules()
+        if isinstance(child, Memory)
+        for inner in child.state_dict()
+    }
