@@ -1,0 +1,107 @@
+"""Smooth Neighbours on Teacher Graphs, SNTG (Luo et al. 2018), on the Π-model or Mean Teacher.
+
+| equation | function |
+|---|---|
+| L_clf,I | `torch.nn.functional.cross_entropy` |
+| L_con | `comparisons.PiModelComparison` or `comparisons.MeanTeacherComparison`, by `comparison` |
+| W_ij = 1 if the classes of i and j agree, else 0 | in `functional.neighbour_contrast` |
+| L_G = ‖h_i - h_j‖² if W_ij = 1, max(m - ‖h_i - h_j‖, 0)² if W_ij = 0 | `functional.neighbour_contrast` |
+
+The class of a labelled image is its label; that of an unlabelled one is what its target predicts (balanced,
+with `balance_memory`), a constant. h are the student's features before the linear layer: the clean ones of
+labelled images, and of unlabelled ones those of the view whose prediction is the student's (the second with
+pi_model, the first with mean_teacher). The clean pass alone moves the student's running statistics; a teacher
+moves its own.
+
+Different from the paper: L_G is the mean over all pairs of the batch, where the authors draw as many pairs as
+half a batch has images. Distances are means over the features, as in the authors' code, where the equation in
+the paper has no such factor. The labelled images are compared with nobody in L_con. Entropy and balance are
+on offer; entropy is off.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manigraph.algorithms.base import prediction_health
+from manigraph.algorithms.comparisons import ComparisonAlgorithm, ComparisonName, NoiseConfig, TeacherConfig
+from manigraph.algorithms.parts import ConsistencyMeasure, ramp_up
+from manigraph.contract import Batch, StepContext, StepOutput
+from manigraph.functional import neighbour_contrast
+from manigraph.nn import frozen_running_statistics
+
+
+class SNTG(ComparisonAlgorithm["SNTG.Config"]):
+    """Images that the target takes for one class get similar features, others different ones."""
+
+    @dataclass(frozen=True)
+    class Config(NoiseConfig, TeacherConfig):
+        """Settings of SNTG."""
+
+        comparison: Literal["pi_model", "mean_teacher"] = "pi_model"
+        """How targets and student predictions are made."""
+        noise: float = 0.0
+        """With pi_model: standard deviation of Gaussian noise added to the student's view."""
+        teacher_decay: float = 0.999
+        """With mean_teacher: share of its weights that the teacher keeps in a step; less at first."""
+        consistency: ConsistencyMeasure = "mse"
+        """How the distance of two predictions is measured."""
+        consistency_weight: float = 10.0
+        """λ1, of the consistency term: the paper's 100 for a mean over 10 classes, where ours is a sum."""
+        neighbours_weight: float = 40.0
+        """λ2, weight of L_G: 0.4 to 1 of the paper's 100 for λ1, by the data set."""
+        margin: float = 1.0
+        """m, the distance at which images of different classes are far enough apart."""
+        entropy_weight: float = 0.0
+        """Weight of the entropy term; not part of SNTG."""
+        ramp_fraction: float = 80 / 300
+        """Share of the run over which the weights, that of the neighbours too, grow to their full size."""
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.margin < 0:
+                raise ValueError(f"margin cannot be negative, got {self.margin}")
+
+    def chosen_comparison(self) -> ComparisonName:
+        return self.config.comparison
+
+    def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
+        first, second = batch.unlabelled["first"], batch.unlabelled["second"]
+        config, model = self.config, self.model
+        sizes = [len(batch.labels), len(first)]
+
+        # The clean pass, and the only one that moves batch-norm running statistics.
+        clean_features = model.features(torch.cat([batch.labelled["image"], first]))
+        labelled_logits, clean_logits = model.linear(clean_features).split(sizes)
+        labelled_features, student_features = clean_features.split(sizes)
+
+        def logits_of(images: Tensor) -> Tensor:
+            """Of a student with a pass of its own."""
+            nonlocal student_features
+            student_features = model.features(images)
+            logits: Tensor = model.linear(student_features)
+            return logits
+
+        with frozen_running_statistics(model):
+            predictions = self.comparison.predictions(model, logits_of, clean_logits, second, context)
+
+        target_logits = self.target_balance(predictions.target_logits)
+        consistency = self.comparison.distance(target_logits, predictions.student_logits)
+        neighbours = neighbour_contrast(
+            self.shard.gather(torch.cat([labelled_features, student_features])),
+            self.shard.gather(torch.cat([batch.labels, target_logits.argmax(dim=1)])),
+            margin=config.margin,
+        )
+        ramp = ramp_up(context.progress, config.ramp_fraction)
+        return StepOutput(
+            {
+                "classification": F.cross_entropy(labelled_logits, batch.labels),
+                "consistency": ramp * config.consistency_weight * consistency,
+                "neighbours": ramp * config.neighbours_weight * neighbours,
+                **self.extra_terms(clean_logits, context.progress),
+            },
+            prediction_health(clean_logits, self.shard),
+        )
