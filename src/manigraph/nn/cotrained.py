@@ -1,0 +1,24 @@
+"""Networks that were trained together, as one."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manigraph.functional import mean_log_probs
+from manigraph.nn.classifier import Classifier
+
+
+class CoTrainedViews(nn.Module):
+    """Predicts the mean of what several classifiers predict; it shares their parameters."""
+
+    def __init__(self, views: Sequence[Classifier]) -> None:
+        super().__init__()
+        self.num_classes = views[0].num_classes
+        self.views = nn.ModuleList(views)
+        self.training = views[0].training
+
+    def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
+        """The logarithm of the mean probabilities."""
+        return mean_log_probs(torch.stack([view(images) for view in self.views]))
