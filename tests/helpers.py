@@ -156,6 +156,8 @@ TEST_SETTINGS: Mapping[str, Any] = {
     "hidden_size": 8,
     "margin_divergence": 0.3,  # low enough for fresh prototypes to count as alike
     "threshold": 0.0,  # every prediction is sure enough
+    "ramp_start": 0.0,
+    "ramp_end": 0.0,  # in the first steps too
 }
 """Small sizes, and settings with which no term is zero; each is used where a method knows it."""
 

@@ -21,6 +21,10 @@ ALGORITHMS: "Registry[type[Algorithm[Any]]]" = Registry(
             "manigraph.algorithms.supervised:Supervised",
             "cross-entropy on the labelled images only; the control",
         ),
+        "pseudo_label": Entry(
+            "manigraph.algorithms.pseudo_label:PseudoLabel",
+            "the likeliest class of an unlabelled image is taken for its label (Lee 2013)",
+        ),
         "pi_model": Entry(
             "manigraph.algorithms.pi_model:PiModel",
             "two augmentations of an image must agree (Laine & Aila 2017; Sajjadi et al. 2016)",
@@ -44,6 +48,14 @@ ALGORITHMS: "Registry[type[Algorithm[Any]]]" = Registry(
         "sntg": Entry(
             "manigraph.algorithms.sntg:SNTG",
             "Pi-model or Mean Teacher, whose classes pull features together or apart (Luo et al. 2018)",
+        ),
+        "mixup": Entry(
+            "manigraph.algorithms.mixup:MixUp",
+            "between two images, predictions between their labels (Zhang et al. 2018; Berthelot et al. 2019)",
+        ),
+        "mixmatch": Entry(
+            "manigraph.algorithms.mixmatch:MixMatch",
+            "averaged, sharpened guesses; all images mixed with each other (Berthelot et al. 2019)",
         ),
         "fixmatch": Entry(
             "manigraph.algorithms.fixmatch:FixMatch",

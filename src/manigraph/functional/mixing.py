@@ -27,7 +27,8 @@ def symmetric_beta(uniforms: Float[Tensor, "2 B"], alpha: float) -> Float[Tensor
     cosine = torch.cos(2 * math.pi * v)
     numerator = -torch.expm1(log_w) * cosine.square()
     ratio = numerator / (log_w.exp() + numerator)  # t² / (1 + t²)
-    return 0.5 + 0.5 * cosine.sign() * ratio.sqrt()
+    share: Tensor = 0.5 + 0.5 * cosine.sign() * ratio.sqrt()
+    return share
 
 
 def mix(
