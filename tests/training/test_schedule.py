@@ -1,5 +1,9 @@
 """The schedule of the paper at its corner points, and that the optimiser really follows it."""
 
+import math
+from fractions import Fraction
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -99,3 +103,74 @@ def test_an_optimiser_without_momentum_is_refused() -> None:
     optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     with pytest.raises(AssertionError, match="the schedule needs an optimiser with momentum"):
         SuperConvergence().apply(optimizer, 0.5)
+
+
+# Cosine cycles
+
+
+def cycles(**changes: Any) -> SuperConvergence:
+    return SuperConvergence(shape="cosine_cycles", max_learning_rate=0.1, max_momentum=0.9, **changes)
+
+
+def naive_cosine(epoch: float, *, l: float, l0: float, c: float) -> float:  # noqa: E741  # the paper's letters
+    """η/2 (1 + cos(π i / l0)) up to epoch l; from there on i goes back by c whenever it comes to l."""
+    i = epoch
+    while i >= l:
+        i -= c
+    return 0.1 / 2 * (1 + math.cos(math.pi * i / l0))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "learning_rate"),
+    [
+        (0, 0.1),
+        (105, 0.05),  # half of l0
+        (150, 0.05 * (1 + math.cos(math.pi * 150 / 210))),  # where the rates of the cycles begin
+        (179.999999, 0.05 * (1 + math.cos(math.pi * 180 / 210))),
+        (180, 0.05 * (1 + math.cos(math.pi * 150 / 210))),  # the first cycle
+        (195, 0.05 * (1 + math.cos(math.pi * 165 / 210))),
+        (209.999999, 0.05 * (1 + math.cos(math.pi * 180 / 210))),
+        (210, 0.05 * (1 + math.cos(math.pi * 150 / 210))),
+        (450, 0.05 * (1 + math.cos(math.pi * 150 / 210))),  # the tenth
+        (479.999999, 0.05 * (1 + math.cos(math.pi * 180 / 210))),
+    ],
+)
+def test_cosine_cycles_of_the_paper(epoch: float, learning_rate: float) -> None:
+    rates = cycles().at(epoch / 480)
+    assert rates.learning_rate == pytest.approx(learning_rate, rel=1e-6)
+    assert rates.momentum == 0.9
+
+
+@pytest.mark.parametrize("total", [480, 500, 3000, 97])
+@pytest.mark.parametrize(
+    ("l", "l0", "c"), [(180, 210, 30), (100, 100, 100), (192, 300, 7), (480, 480, 1), (450, 600, 45)]
+)
+def test_cosine_cycles_are_those_of_a_loop(total: int, l: float, l0: float, c: float) -> None:  # noqa: E741
+    schedule = cycles(cosine=l / 480, cosine_zero=l0 / 480, cycle=c / 480)
+    for step in range(total):
+        expected = naive_cosine(Fraction(480 * step, total), l=l, l0=l0, c=c)  # type: ignore[arg-type]
+        assert schedule.at(step / total).learning_rate == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_each_cycle_repeats_the_last_part_of_the_cosine() -> None:
+    schedule = cycles()
+    last = [schedule.at(step / 480).learning_rate for step in range(150, 180)]
+    assert last == sorted(last, reverse=True)
+    for begin in range(180, 480, 30):
+        cycle = [schedule.at(step / 480).learning_rate for step in range(begin, begin + 30)]
+        assert cycle == pytest.approx(last, rel=1e-9)
+
+
+def test_a_cosine_without_cycles_ends_with_the_run() -> None:
+    schedule = cycles(cosine=1.0, cosine_zero=1.0)
+    for step in range(100):
+        expected = 0.05 * (1 + math.cos(math.pi * step / 100))
+        assert schedule.at(step / 100).learning_rate == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cycle": 0.0}, {"cycle": 0.5}, {"cosine": 0.5}, {"cosine": 1.2, "cosine_zero": 1.3}]
+)
+def test_cycles_that_cannot_be_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="cycles need 0 < cycle <= cosine <= cosine_zero"):
+        cycles(**changes)

@@ -9,7 +9,7 @@ from typing import Any
 
 from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.augmentation import AugmentationConfig
-from manigraph.recipes.parts import method_config
+from manigraph.recipes.parts import averaged, method_config
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
 
@@ -29,12 +29,14 @@ METHOD_SETTINGS: dict[str, Any] = {
 
 def digits(algorithm: str) -> Config[Any]:
     """20 labels, small CNN, one-pixel shifts and small rotations."""
-    return Config(
-        algorithm=algorithm,
-        method=method_config(algorithm, **METHOD_SETTINGS),
-        data=DataConfig(name="digits", labels=20, stratify="equal", validation=0),
-        backbone=BackboneConfig(name="small_cnn"),
-        augmentation=AugmentationConfig(translation=1, rotation=10.0, scale=0.1),
-        schedule=SuperConvergence(max_learning_rate=0.1),
-        training=TrainingConfig(steps=500, weight_decay=1e-3, ema_decay=0.98, max_gradient_norm=3.0),
+    return averaged(
+        Config(
+            algorithm=algorithm,
+            method=method_config(algorithm, **METHOD_SETTINGS),
+            data=DataConfig(name="digits", labels=20, stratify="equal", validation=0),
+            backbone=BackboneConfig(name="small_cnn"),
+            augmentation=AugmentationConfig(translation=1, rotation=10.0, scale=0.1),
+            schedule=SuperConvergence(max_learning_rate=0.1),
+            training=TrainingConfig(steps=500, weight_decay=1e-3, ema_decay=0.98, max_gradient_norm=3.0),
+        )
     )

@@ -1,11 +1,12 @@
 """What several recipes use, and what is known of a recipe besides its settings."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from manigraph.catalogue import ALGORITHMS
 from manigraph.config import Config
+from manigraph.training.schedule import SuperConvergence
 
 Recipe = Callable[[str], Config[Any]]
 
@@ -15,6 +16,23 @@ def method_config(algorithm: str, **settings: Any) -> Any:
     kind: Any = ALGORITHMS.get(algorithm).Config
     known = {field.name for field in fields(kind)}
     return kind(**{name: value for name, value in settings.items() if name in known})
+
+
+def averaged(config: Config[Any]) -> Config[Any]:
+    """The configuration with the rates and the average of fast-SWA, if its method is such an average.
+
+    All as in that paper, in shares of a run of 480 epochs: weights enter every 3 epochs, from where the rates
+    of the cycles begin.
+    """
+    if not ALGORITHMS.get(config.algorithm).needs_weight_average:
+        return config
+    return replace(
+        config,
+        schedule=SuperConvergence(
+            max_learning_rate=0.1, shape="cosine_cycles", max_momentum=0.9, min_momentum=0.9
+        ),
+        training=replace(config.training, ema_decay=0.0, swa_fraction=330 / 480, swa_every=3 / 480),
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.batches import BatchConfig
 from manigraph.recipes import paper
-from manigraph.recipes.parts import method_config
+from manigraph.recipes.parts import averaged, method_config
 from manigraph.training.loop import TrainingConfig
 
 
@@ -51,9 +51,11 @@ def folder(algorithm: str) -> Config[Any]:
 
 
 def _small(config: Config[Any]) -> Config[Any]:
-    return replace(
-        config,
-        batch=BatchConfig(labelled=32, unlabelled=64),
-        backbone=BackboneConfig(name="cnn13", width=0.25),
-        training=TrainingConfig(steps=3000),
+    return averaged(
+        replace(
+            config,
+            batch=BatchConfig(labelled=32, unlabelled=64),
+            backbone=BackboneConfig(name="cnn13", width=0.25),
+            training=TrainingConfig(steps=3000),
+        )
     )
