@@ -35,11 +35,25 @@ def ramp(config: Any, context: StepContext) -> float:
     return math.exp(-5 * (1 - t) ** 2) if t < 1 else 1.0
 
 
+def confident(threshold: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """FixMatch's distance."""
+    return lambda target, student: consistency.confident_cross_entropy(target, student, threshold=threshold)
+
+
 def baseline_terms(
-    config: Any, context: StepContext, labelled: Tensor, labels: Tensor, target: Tensor, student: Tensor
+    config: Any,
+    context: StepContext,
+    labelled: Tensor,
+    labels: Tensor,
+    target: Tensor,
+    student: Tensor,
+    clean: Tensor | None = None,
+    distance: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """L_clf,I + λ1 L_con + λ2 L_em, and the balance of the classes."""
-    distance = {"kl": consistency.kl, "mse": consistency.mse}[config.consistency]
+    """L_clf,I + λ1 L_con + λ2 L_em, and the balance of the classes; the target is the clean prediction."""
+    if distance is None:
+        distance = {"kl": consistency.kl, "mse": consistency.mse}[config.consistency]
+    clean = target if clean is None else clean
     factor = ramp(config, context)
     balanced = target
     if config.balance_memory:  # the first step: nothing but this batch is remembered, in float32
@@ -48,8 +62,8 @@ def baseline_terms(
     return {
         "classification": consistency.cross_entropy(labelled, labels),
         "consistency": factor * config.consistency_weight * distance(balanced, student),
-        "entropy": factor * config.entropy_weight * consistency.entropy(target),
-        "balance": config.balance_weight * consistency.class_imbalance(target),
+        "entropy": factor * config.entropy_weight * consistency.entropy(clean),
+        "balance": config.balance_weight * consistency.class_imbalance(clean),
     }
 
 
@@ -128,6 +142,36 @@ def pi_vat(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> Nai
     return NaiveStep(model, terms, statistics)
 
 
+def mean_teacher(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
+    """Target p'(x2) of the teacher, student p(x1)."""
+    model, teacher = copy.deepcopy(algorithm.model), teacher_of(algorithm)
+    first, second = batch.unlabelled["first"], batch.unlabelled["second"]
+    clean = model.linear(model.backbone(torch.cat([batch.labelled["image"], first])))
+    labelled, student = clean[: len(batch.labels)], clean[len(batch.labels) :]
+    target = teacher.linear(teacher.backbone(second)).detach()
+    terms = baseline_terms(algorithm.config, context, labelled, batch.labels, target, student, clean=student)
+    return NaiveStep(model, terms, running_statistics(nn.ModuleList([model, teacher])))
+
+
+def teacher_of(algorithm: Any) -> Any:
+    """A copy of the teacher's network."""
+    return copy.deepcopy(algorithm.comparison.teacher.model)
+
+
+def fixmatch(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
+    """Target: the class of p(x1) where it is sure. Student: p(strong view)."""
+    model, config = copy.deepcopy(algorithm.model), algorithm.config
+    first, second = batch.unlabelled["first"], batch.unlabelled["second"]
+    clean = model.linear(model.backbone(torch.cat([batch.labelled["image"], first])))
+    statistics = running_statistics(model)
+    labelled, target = clean[: len(batch.labels)], clean[len(batch.labels) :]
+    student = model.linear(model.backbone(second))
+    terms = baseline_terms(
+        config, context, labelled, batch.labels, target, student, distance=confident(config.threshold)
+    )
+    return NaiveStep(model, terms, statistics)
+
+
 def class_nodes(model: Any, batch: Batch) -> Tensor:
     """The generated prototypes, or the features of the labelled images in their place."""
     if batch.class_images is not None:
@@ -195,25 +239,38 @@ def manifold_graph(algorithm: Algorithm[Any], batch: Batch, context: StepContext
     model: Any = copy.deepcopy(algorithm.model)
     config = algorithm.config
     first, second = batch.unlabelled["first"], batch.unlabelled["second"]
-    weights = graph_weights(model)
-
     features = model.backbone(torch.cat([batch.labelled["image"], first]))
     statistics = running_statistics(model)
     nodes = class_nodes(model, batch)
 
-    def classified(raw: Tensor) -> Tensor:
-        refined = graph.refined_batch(raw, nodes, weights, num_heads=config.num_heads, scale=config.scale)
-        logits: Tensor = model.linear(refined.images)
+    def classified(raw: Tensor, network: Any = model, its_nodes: Tensor = nodes) -> Tensor:
+        settings = {"num_heads": config.num_heads, "scale": config.scale}
+        refined = graph.refined_batch(raw, its_nodes, graph_weights(network), **settings)
+        logits: Tensor = network.linear(refined.images)
         return logits
 
     def logits_of(x: Tensor) -> Tensor:
         return classified(model.backbone(x))
 
-    clean = classified(features)
-    labelled, target = clean[: len(batch.labels)], clean[len(batch.labels) :]
-    against = target if config.adversarial_reference == "target" else logits_of(second)
-    student = logits_of(second + vat_noise(config, context, logits_of, second, against))
-    terms = baseline_terms(config, context, labelled, batch.labels, target, student)
+    logits = classified(features)
+    labelled, clean = logits[: len(batch.labels)], logits[len(batch.labels) :]
+    target, distance = clean, None
+    if config.comparison == "pi_vat":
+        against = clean if config.adversarial_reference == "target" else logits_of(second)
+        student = logits_of(second + vat_noise(config, context, logits_of, second, against))
+    elif config.comparison == "mean_teacher":
+        teacher = teacher_of(algorithm)
+        target = classified(teacher.backbone(second), teacher, class_nodes(teacher, batch)).detach()
+        student = clean
+        statistics = running_statistics(nn.ModuleList([model, teacher]))
+    elif config.comparison == "fixmatch":
+        student, distance = logits_of(second), confident(config.threshold)
+    else:
+        noise = torch.empty_like(second).normal_(generator=context.generator)
+        student = logits_of(second + config.noise * noise)
+    terms = baseline_terms(
+        config, context, labelled, batch.labels, target, student, clean=clean, distance=distance
+    )
     terms |= prototype_terms(config, model, features, batch.labels, nodes)
     return NaiveStep(model, terms, statistics)
 
@@ -223,5 +280,7 @@ STEPS: dict[str, Callable[[Algorithm[Any], Batch, StepContext], NaiveStep]] = {
     "pi_model": pi_model,
     "vat": vat,
     "pi_vat": pi_vat,
+    "mean_teacher": mean_teacher,
+    "fixmatch": fixmatch,
     "manifold_graph": manifold_graph,
 }

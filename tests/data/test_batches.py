@@ -15,7 +15,7 @@ TWO_VIEWS = DataRequest(unlabelled={"first": "weak", "second": "weak", "as_is": 
 
 def stream(request: DataRequest, seed: int = 0, classes: Tensor | None = None) -> BatchStream:
     return BatchStream(
-        Table(torch.randn(20, 1, 8, 8, generator=seeded(99))),
+        Table(torch.rand(20, 1, 8, 8, generator=seeded(99))),
         torch.arange(20) % 2 if classes is None else classes,
         labelled=torch.arange(6),
         unlabelled=torch.arange(6, 20),
@@ -144,3 +144,56 @@ def test_labelled_images_are_augmented_too() -> None:
         not torch.equal(a, b) for views in pairs for a, b in zip(views["image"], views["as_is"], strict=True)
     ]
     assert sum(changed) > len(changed) / 2
+
+
+# Places in the pool, and strong views
+
+
+def test_positions_say_which_image_of_the_pool_it_is() -> None:
+    pool = torch.tensor([17, 3, 9, 12, 5])
+    batches = BatchStream(
+        Table(torch.arange(20.0).view(20, 1, 1, 1).expand(20, 1, 8, 8)),
+        torch.arange(20) % 2,
+        labelled=torch.arange(2),
+        unlabelled=pool,
+        num_classes=2,
+        request=DataRequest(unlabelled={"image": "plain"}),
+        batch=BatchConfig(labelled=2, unlabelled=3),
+        augmentation=AugmentationConfig(translation=0),
+        generator=seeded(),
+    )
+    images: dict[int, float] = {}
+    for _ in range(10):
+        batch = next(batches)
+        assert batch.positions is not None
+        for position, image in zip(batch.positions.tolist(), batch.unlabelled["image"], strict=True):
+            assert images.setdefault(position, image[0, 0, 0].item()) == image[0, 0, 0].item()
+    assert set(images) == set(range(5))
+    assert set(images.values()) == {17.0, 3.0, 9.0, 12.0, 5.0}
+
+
+def test_strong_views_are_drawn_after_the_weak_change_and_differ_from_image_to_image() -> None:
+    batch = next(stream(DataRequest(unlabelled={"weak": "weak", "strong": "strong", "as_is": "plain"})))
+    weak, strong, plain = (batch.unlabelled[name] for name in ("weak", "strong", "as_is"))
+    assert strong.shape == plain.shape
+    changed = (strong - plain).flatten(1).abs().amax(dim=1) > 0
+    assert changed.all()
+    assert not torch.equal(strong, weak)
+
+
+def test_a_strong_view_of_a_vector_has_some_entries_taken_away() -> None:
+    batches = BatchStream(
+        Table(1 + torch.rand(20, 30, generator=seeded(1))),
+        torch.arange(20) % 2,
+        labelled=torch.arange(6),
+        unlabelled=torch.arange(6, 20),
+        num_classes=2,
+        request=DataRequest(unlabelled={"as_is": "plain", "strong": "strong"}),
+        batch=BatchConfig(labelled=4, unlabelled=14),
+        augmentation=AugmentationConfig(),
+        generator=seeded(),
+    )
+    batch = next(batches)
+    kept = batch.unlabelled["strong"] != 0
+    assert torch.equal(batch.unlabelled["strong"][kept], batch.unlabelled["as_is"][kept])
+    assert 0 < (~kept).float().mean() < 0.5

@@ -48,6 +48,16 @@ def mse(target_logits: Tensor, student_logits: Tensor) -> Tensor:
     return added(errors) / len(student_logits)
 
 
+def confident_cross_entropy(target_logits: Tensor, student_logits: Tensor, *, threshold: float) -> Tensor:
+    """1/U Σ -log s_class over the images whose target has a class of at least that probability."""
+    losses = []
+    for target_row, student_row in zip(target_logits.tolist(), student_logits, strict=True):
+        target = [p.item() for p in softmax(torch.tensor(target_row, dtype=torch.float64))]
+        if max(target) >= threshold:
+            losses.append(-torch.log(softmax(student_row)[target.index(max(target))]))
+    return added(losses) / len(student_logits)
+
+
 def entropy(logits: Tensor) -> Tensor:
     """L_em: mean over images of -Σ_c p_c log p_c."""
     return added(-p * torch.log(p) for row in logits for p in softmax(row)) / len(logits)

@@ -140,9 +140,14 @@ class BatchStream(Iterator[Batch]):
             return images.prepare(stored)
         if kind == "weak":
             return images.prepare(augment(stored, augmentation, self._generator, self._shard))
-        original = augment(images.original(indices), augmentation, self._generator, self._shard)
+        original = images.original(indices)
+        if original.ndim == 2:  # vectors, in which 0 is the mean once they are prepared
+            return strongly_augment(
+                images.prepare_original(original), self._strong, self._generator, self._shard
+            )
+        shifted = augment(original, augmentation, self._generator, self._shard)
         return images.prepare_original(
-            strongly_augment(original, self._strong, self._generator, self._shard, white=images.white)
+            strongly_augment(shifted, self._strong, self._generator, self._shard, scale=images.white)
         )
 
     def state_dict(self) -> dict[str, Tensor]:
