@@ -98,7 +98,7 @@ def test_the_neutral_amount_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("value", [0, 7, 255])
+@pytest.mark.parametrize("value", [0, 7, 128, 255])
 def test_images_of_one_value_are_handled(name: str, value: int) -> None:
     images = torch.full((1, 3, 32, 32), value, dtype=torch.uint8)
     low, high = RANGES[name][1:]
@@ -205,15 +205,16 @@ def test_the_same_generator_repeats_and_goes_on_alike_whatever_the_images() -> N
 # The square
 
 
-def test_squares_are_those_cut_out_pixel_by_pixel() -> None:
-    images = pictures(300, (3, 12, 17))
+@pytest.mark.parametrize(("height", "width"), [(12, 17), (17, 12)])
+def test_squares_are_those_cut_out_pixel_by_pixel(height: int, width: int) -> None:
+    images = pictures(300, (3, height, width))
     draws = torch.rand((300, 3), generator=seeded()).tolist()
     for image, answer, (side, row, column) in zip(
         images, view(images, operations=0, fill=0.2), draws, strict=True
     ):
         # half of 12 pixels: 0 to 6; a fifth of 255 is 51
-        expected = reference.cut_out(image.numpy(), int(row * 12), int(column * 17), int(side * 7), 51)
-        assert torch.equal(answer, torch.tensor(expected))
+        place = int(row * height), int(column * width), int(side * 7)
+        assert torch.equal(answer, torch.tensor(reference.cut_out(image.numpy(), *place, fill=51)))
 
 
 def test_squares_have_every_side_and_are_clipped_at_the_border() -> None:
