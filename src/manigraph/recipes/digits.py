@@ -7,6 +7,7 @@ tried. All methods share the settings, so that a difference in error is a differ
 
 from typing import Any
 
+from manigraph.catalogue import ALGORITHMS
 from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.augmentation import AugmentationConfig
 from manigraph.recipes.parts import averaged, method_config
@@ -37,6 +38,11 @@ def digits(algorithm: str) -> Config[Any]:
             backbone=BackboneConfig(name="small_cnn"),
             augmentation=AugmentationConfig(translation=1, rotation=10.0, scale=0.1),
             schedule=SuperConvergence(max_learning_rate=0.1),
-            training=TrainingConfig(steps=500, weight_decay=1e-3, ema_decay=0.98, max_gradient_norm=3.0),
+            training=TrainingConfig(
+                steps=500,
+                weight_decay=1e-3,
+                ema_decay=0.0 if ALGORITHMS.get(algorithm).keeps_average else 0.98,
+                max_gradient_norm=3.0,
+            ),
         )
     )
