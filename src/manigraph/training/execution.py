@@ -30,7 +30,7 @@ class Execution:
     """Send a batch through the backbone in this many parts, of which one at a time is in memory. The result
     is that of the whole batch, except that batch norm sees each part alone: with it, prefer `recompute`."""
     compile: bool = False
-    """Compile the backbone (torch.compile): faster steps after a minute or two."""
+    """Compile the backbone (torch.compile), which takes a minute; on two CPU cores steps were not faster."""
     deterministic: bool = False
     """Use only algorithms that give the same bits every time, also on a GPU, and say which has none."""
     tensorboard: bool = False
