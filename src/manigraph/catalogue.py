@@ -65,6 +65,18 @@ ALGORITHMS: "Registry[type[Algorithm[Any]]]" = Registry(
             "manigraph.algorithms.weight_averaging:WeightAveraging",
             "Pi-model or Mean Teacher, its weights averaged over cycles (Athiwaratkun et al. 2019)",
         ),
+        "deep_cotraining": Entry(
+            "manigraph.algorithms.deep_cotraining:DeepCoTraining",
+            "networks agree, and none is misled where another is (Qiao et al. 2018)",
+        ),
+        "memory": Entry(
+            "manigraph.algorithms.memory:MemorySSL",
+            "predictions follow a memory of each class's features and predictions (Chen et al. 2018)",
+        ),
+        "compact_clustering": Entry(
+            "manigraph.algorithms.compact_clustering:CompactClustering",
+            "labels walk over a graph of the batch; classes become clusters (Kamnitsas et al. 2018)",
+        ),
         "manifold_graph": Entry(
             "manigraph.algorithms.manifold_graph:ManifoldGraphMethod",
             "Pi-VAT, learned prototypes, and a graph that refines features (Kuo et al. 2019)",

@@ -64,14 +64,3 @@ def finite_difference_sign(
         bump.view(-1)[pixel] = step
         signs.view(-1)[pixel] = 1.0 if distance(images + bump) > distance(images - bump) else -1.0
     return epsilon * signs
-
-
-def rounds(num_views: int) -> list[list[tuple[int, int]]]:
-    """A tournament of an even number of players: all meet all, each once, each once in a round."""
-    first, *others = range(num_views)
-    found = []
-    for _ in range(num_views - 1):
-        table = [first, *others]
-        found.append([(table[i], table[-1 - i]) for i in range(num_views // 2)])
-        others = [others[-1], *others[:-1]]
-    return found
