@@ -16,6 +16,7 @@ from manigraph.catalogue import RECIPES
 from manigraph.config import Config, deciding_settings, with_options
 from manigraph.errors import UserError
 from manigraph.experiments.outsiders import OUTSIDERS
+from manigraph.readout import ReadOutMethod, read_out
 from manigraph.runs import provenance, write_json
 from manigraph.training.selection import SelectionRule
 
@@ -30,6 +31,8 @@ class Cell:
     seed: int
     options: tuple[str, ...] = ()
     """Changes to the recipe, as on the command line of `manigraph train`."""
+    read_out: ReadOutMethod | Literal[""] = ""
+    """A graph over the features of the trained run that answers in the place of its linear layer."""
 
     def config(self) -> Config[Any]:
         """The run's configuration; an outsider takes data and split from the supervised one."""
@@ -40,7 +43,7 @@ class Cell:
 
     def digest(self) -> str:
         """Changes whenever any setting of the run does."""
-        cell = {name: value for name, value in asdict(self).items() if value != ()}
+        cell = {name: value for name, value in asdict(self).items() if value not in ((), "")}
         text = json.dumps({"cell": cell, "config": deciding_settings(self.config())}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -84,6 +87,8 @@ def measure(cell: Cell, runs: Path, commit: str | None = None) -> Result:
         from manigraph.engine import train
 
         run, evaluations = train(config, runs)
+        if cell.read_out:
+            evaluations = {part: read_out(run, cell.read_out, part).evaluation for part in evaluations}
         error, calibration = evaluations["test"].error, evaluations["test"].calibration_error
         validation_error = evaluations["validation"].error if "validation" in evaluations else None
         digest = run.read_json("split.json")["digest"]

@@ -33,9 +33,13 @@ class Classifier(nn.Module):
         """f: the backbone's features, before any graph."""
         return self.passes(self.backbone, images)
 
+    def final_features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
+        """What the linear layer gets: features that went through the graph, if there is one."""
+        return self.features(images)
+
     def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
         """Logits."""
-        logits: Tensor = self.linear(self.features(images))
+        logits: Tensor = self.linear(self.final_features(images))
         return logits
 
 
@@ -79,9 +83,7 @@ class GraphClassifier(Classifier):
 
     def classify(self, features: Float[Tensor, "B D"], nodes: Nodes | None) -> Float[Tensor, "B C"]:
         """Logits from features: refined through the graph if there are nodes, else raw."""
-        if nodes is not None:
-            features = self.graph.refine_images(features, nodes.embeddings)
-        logits: Tensor = self.linear(features)
+        logits: Tensor = self.linear(self._refined(features, nodes))
         return logits
 
     def prototype_logits(self, nodes: Nodes, features: Float[Tensor, "B D"]) -> Float[Tensor, "G P C"]:
@@ -91,9 +93,12 @@ class GraphClassifier(Classifier):
         )
         return logits
 
-    def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
+    def final_features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
         nodes = self.class_nodes() if self.graph_is_on else None
-        return self.classify(self.features(images), nodes)
+        return self._refined(self.features(images), nodes)
+
+    def _refined(self, features: Tensor, nodes: Nodes | None) -> Tensor:
+        return features if nodes is None else self.graph.refine_images(features, nodes.embeddings)
 
     def frozen(self) -> "FrozenGraphClassifier":
         """The model to predict with: nodes as constants, generator left out, mode as it is."""
@@ -122,10 +127,14 @@ class FrozenGraphClassifier(nn.Module):
         self.training = was_training
         self.register_buffer("prototype_embeddings", None if nodes is None else nodes.embeddings)
 
-    def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
-        """Logits; only the image's row of its graph is computed."""
-        features = self.backbone(images)
+    def final_features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
+        """What the linear layer gets; only the image's row of its graph is computed."""
+        features: Tensor = self.backbone(images)
         if self.prototype_embeddings is not None:
             features = self.graph.refine_images(features, self.prototype_embeddings)
-        logits: Tensor = self.linear(features)
+        return features
+
+    def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
+        """Logits."""
+        logits: Tensor = self.linear(self.final_features(images))
         return logits
