@@ -42,6 +42,11 @@ def operated(name: str, images: Tensor, amounts: Tensor, fill: int = GREY) -> Te
 # Operations
 
 
+def test_operations_are_in_the_order_in_which_they_are_done() -> None:
+    kinds = strong_augmentation
+    assert list(OPERATIONS) == ["identity", *kinds.TABLES, *kinds.MIXTURES, *kinds.MOVEMENTS]
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_is_pillows(name: str, shape: tuple[int, int, int]) -> None:
@@ -261,12 +266,9 @@ def test_the_view_has_memory_of_its_own(dtype: torch.dtype) -> None:
     assert torch.equal(images, pictures(4, (3, 8, 8)).to(dtype))
 
 
-def test_the_memory_format_changes_nothing_and_stays() -> None:
+def test_the_memory_format_changes_nothing() -> None:
     images = pictures(32, (3, 16, 16))
-    last = images.to(memory_format=torch.channels_last)
-    answer = view(last)
-    assert answer.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(answer, view(images))
+    assert torch.equal(view(images.to(memory_format=torch.channels_last)), view(images))
     one = images[:1].expand(32, -1, -1, -1)  # rows that share their memory
     assert torch.equal(view(one), view(one.contiguous()))
 

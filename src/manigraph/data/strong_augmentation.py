@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from manigraph.data.preprocessing import full_scale
@@ -81,7 +82,7 @@ RANGES: Mapping[str, Range] = {
     "translate_x": Range(0, -0.3, 0.3),  # share of the image's width
     "translate_y": Range(0, -0.3, 0.3),
 }
-"""The operations of FixMatch, and the ranges their amounts are drawn from."""
+"""The operations of FixMatch, tables, mixtures and movements in turn, and the ranges of their amounts."""
 
 OPERATIONS = tuple(RANGES)
 
@@ -130,7 +131,8 @@ def strongly_augment(
     view = _to_bytes(images, scale)
     for kind, amount in zip(kinds.unbind(dim=1), amounts.unbind(dim=1), strict=True):
         view = apply_operations(view, kind, amount, fill)
-    view.masked_fill_(_squares(square, view, config.cutout), fill)
+    inside = _squares(square, view, config.cutout).to(torch.uint8)
+    view.mul_(1 - inside).add_(fill * inside)  # a tenth of the time of `masked_fill_` on bytes
     return _from_bytes(view, images.dtype, scale)
 
 
@@ -180,40 +182,30 @@ def apply_operations(images: Tensor, kinds: Tensor, amounts: Tensor, fill: int) 
         amounts: (B,) in the units of RANGES.
         fill: Byte for places that come from outside.
     """
+    # Images with the same operation are put side by side, so that each operation is done to a slice.
+    order = kinds.argsort(stable=True)
     counts = kinds.bincount(minlength=len(OPERATIONS)).tolist()
-    rows = dict(zip(OPERATIONS, kinds.argsort(stable=True).split(counts), strict=True))
-    changed = images.clone()
+    groups = zip(images.index_select(0, order).split(counts), amounts[order].split(counts), strict=True)
+    drawn = dict(zip(OPERATIONS, groups, strict=True))
 
-    looked_up = torch.cat([rows[name] for name in TABLES])
-    tables = torch.cat(
-        [
-            table(images.index_select(0, rows[name]), amounts.index_select(0, rows[name]).view(-1, 1, 1))
-            for name, table in TABLES.items()
-        ]
-    )  # (n, C, 256)
-    pixels = images.index_select(0, looked_up)
-    answers = tables.gather(2, pixels.flatten(2).long()).view(pixels.shape)
-    changed.index_copy_(0, looked_up, answers)
-
-    for name, counterpart in MIXTURES.items():
-        pixels, share = images.index_select(0, rows[name]), amounts.index_select(0, rows[name])
-        changed.index_copy_(0, rows[name], _mixed(counterpart(pixels), pixels, share.view(-1, 1, 1, 1)))
-
-    moving = torch.cat([rows[name] for name in MOVEMENTS])
-    movement = (kinds.index_select(0, moving) - OPERATIONS.index(MOVEMENTS[0])).unsqueeze(1)
-    moves = amounts.new_zeros(len(moving), len(MOVEMENTS))
-    moves.scatter_(1, movement, amounts.index_select(0, moving).unsqueeze(1))
-    changed.index_copy_(0, moving, _moved(images.index_select(0, moving), moves, fill))
-    return changed
+    same, _ = drawn["identity"]
+    pixels = torch.cat([drawn[name][0] for name in TABLES])
+    tables = torch.cat([table(*drawn[name]) for name, table in TABLES.items()])  # (n, C, 256)
+    looked_up = tables.gather(2, pixels.flatten(2).long()).view(pixels.shape)
+    mixed = [_mixed(other(drawn[name][0]), *drawn[name]) for name, other in MIXTURES.items()]
+    moves = torch.block_diag(*(drawn[name][1].unsqueeze(1) for name in MOVEMENTS))  # (n, 5)
+    moved = _moved(torch.cat([drawn[name][0] for name in MOVEMENTS]), moves, fill)
+    return torch.cat([same, looked_up, *mixed, moved]).index_select(0, order.argsort())
 
 
 def _mixed(other: Tensor, image: Tensor, share: Tensor) -> Tensor:
     """The mixture other + share (image - other), rounded down as Pillow does."""
     other = other.float()
+    share = share.view(-1, *[1] * (image.ndim - 1))
     return (other + share * (image.float() - other)).to(torch.uint8)
 
 
-# Tables: (n, C, H, W) bytes and (n, 1, 1) amounts to (n, C, 256) bytes
+# Tables: (n, C, H, W) bytes and (n,) amounts to (n, C, 256) bytes
 
 
 def _values(images: Tensor) -> Tensor:
@@ -230,7 +222,7 @@ def _autocontrast_table(images: Tensor, share: Tensor) -> Tensor:
 
 
 def _brightness_table(images: Tensor, share: Tensor) -> Tensor:
-    return (share * _values(images)).to(torch.uint8)
+    return (share.view(-1, 1, 1) * _values(images)).to(torch.uint8)
 
 
 def _contrast_table(images: Tensor, share: Tensor) -> Tensor:
@@ -252,12 +244,12 @@ def _equalise_table(images: Tensor, share: Tensor) -> Tensor:
 
 def _posterise_table(images: Tensor, bits: Tensor) -> Tensor:
     values = _values(images)
-    return (values - values % 2 ** (8 - bits.long())).to(torch.uint8)
+    return (values - values % 2 ** (8 - bits.long().view(-1, 1, 1))).to(torch.uint8)
 
 
 def _solarise_table(images: Tensor, threshold: Tensor) -> Tensor:
     values = _values(images)
-    return torch.where(values < threshold, values, 255 - values).to(torch.uint8)
+    return torch.where(values < threshold.view(-1, 1, 1), values, 255 - values).to(torch.uint8)
 
 
 TABLES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -275,11 +267,12 @@ TABLES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def _grey(images: Tensor) -> Tensor:
     """(n, 1, H, W): luma of red, green and blue by ITU-R 601 in whole numbers, or the channels' mean."""
-    channels = images.long()
-    if images.shape[1] != 3:
-        return channels.sum(dim=1, keepdim=True) // images.shape[1]
-    weights = torch.tensor([19595, 38470, 7471], device=images.device).view(3, 1, 1)
-    return ((weights * channels).sum(dim=1, keepdim=True) + 32768) // 65536
+    channels = images.int().split(1, dim=1)
+    if len(channels) != 3:
+        return torch.cat(channels, dim=1).sum(dim=1, keepdim=True) // len(channels)
+    red, green, blue = channels
+    grey: Tensor = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
+    return grey
 
 
 def _smooth(images: Tensor) -> Tensor:
@@ -313,9 +306,10 @@ def _moved(images: Tensor, moves: Tensor, fill: int) -> Tensor:
     degrees, shear_x, shear_y, shift_x, shift_y = moves.view(-1, 5, 1, 1).unbind(dim=1)
     angle = degrees * (math.pi / 180)
     cosine, sine, right, down = angle.cos(), angle.sin(), x - W / 2, y - H / 2
-    column = (cosine * right - sine * down + W / 2 + shear_x * y + shift_x * W).floor().long()  # (n, H, W)
-    row = (sine * right + cosine * down + H / 2 + shear_y * x + shift_y * H).floor().long()
-    inside = (column >= 0) & (column < W) & (row >= 0) & (row < H)
-    source = torch.where(inside, row * W + column, H * W)  # one more pixel is all that is outside
-    pixels = torch.cat([images.flatten(2), images.new_full((*images.shape[:2], 1), fill)], dim=2)
-    return pixels.gather(2, source.flatten(1).unsqueeze(1).expand(-1, images.shape[1], -1)).view(images.shape)
+    column = (cosine * right - sine * down + W / 2 + shear_x * y + shift_x * W).floor()  # (n, H, W)
+    row = (sine * right + cosine * down + H / 2 + shear_y * x + shift_y * H).floor()
+    # A border of one pixel stands for all that is outside.
+    bordered = F.pad(images, (1, 1, 1, 1), value=fill).flatten(2)
+    source = (row.clamp_(-1, H).long() + 1) * (W + 2) + column.clamp_(-1, W).long() + 1
+    source = source.flatten(1).unsqueeze(1).expand(-1, images.shape[1], -1)  # (n, C, H·W)
+    return bordered.gather(2, source).view(images.shape)
