@@ -234,6 +234,11 @@ def begun(case: Case, *, dropout: float | None = 0.0, seed: int = 0, **changes: 
     return algorithm.train()
 
 
+def average_of(name: str) -> dict[str, float]:
+    """Settings of the loop with which a method's weights are averaged from the first step on."""
+    return {"swa_fraction": 1.0} if ALGORITHMS.get(name).needs_weight_average else {"ema_decay": 0.9}
+
+
 def batch_for(algorithm: Algorithm[Any], *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Batch:
     """A batch with just what the method asks for; views of an image differ a little."""
     request = algorithm.data_request()

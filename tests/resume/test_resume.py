@@ -198,6 +198,7 @@ def test_every_method_goes_on_exactly(algorithm: str, tmp_path: Path) -> None:
     "changes",
     [
         {"ema_decay": 0.0, "swa_fraction": 0.5},
+        {"ema_decay": 0.0, "swa_fraction": 0.5, "swa_every": 0.2},
         {"ema_decay": 0.0, "precision": "float16"},
         {"precision": "bfloat16", "max_gradient_norm": 1.0},
     ],

@@ -21,6 +21,7 @@ from manigraph.runs import RunDirectory
 from manigraph.session import Observer
 from manigraph.training.execution import Execution
 from manigraph.training.loop import TrainingConfig
+from tests.helpers import average_of
 
 STEPS = 90
 
@@ -34,7 +35,12 @@ def config(algorithm: str = "manifold_graph", **changes: Any) -> Config[Any]:
     names = {field.name for field in dataclasses.fields(recipe.method)}
     settings = {key: value for key, value in {"warmup_fraction": 0.3}.items() if key in names}
     training = TrainingConfig(
-        steps=STEPS, log_every=3, evaluate_every=7, select="validation", ema_decay=0.9, weight_decay=1e-3
+        steps=STEPS,
+        log_every=3,
+        evaluate_every=7,
+        select="validation",
+        weight_decay=1e-3,
+        **average_of(algorithm),  # type: ignore[arg-type]
     )
     return dataclasses.replace(
         recipe,
