@@ -2,12 +2,14 @@
 
 Run from the root of the project: `python -m tests.mutations [word ...]`; words choose mutations by a
 part of their description. Works on a copy, prints a Markdown table, and ends with an error if a
-mutation survives. About half an hour on one core.
+mutation survives. `tests/test_mutations.py` sees to it that every entry still finds its place.
 """
 
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,84 +27,24 @@ class Mutation:
     file: str
     old: str
     new: str
+    tests: tuple[str, ...] = ()
+    """Where it should be noticed, each as it is typed behind `pytest`; one after the other, until one fails.
+    `tests_for` chooses by the file where there are none."""
 
 
-@dataclass(frozen=True)
-class Method:
-    """Where in a method's file the pieces are that all consistency methods have."""
-
-    title: str
-    file: str
-    clean_pass: str
-    """The line of the clean pass."""
-    frozen: str
-    """The line that freezes running statistics for the perturbed passes."""
+def group(prefix: str, file: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) -> list[Mutation]:
+    """Mutations of one file: what is wrong, the text as it is, and as it becomes."""
+    return [Mutation(f"{prefix}: {what}", file, old, new, tests) for what, old, new in changes]
 
 
-METHODS = [
-    Method(
-        "Π-model",
-        "algorithms/pi_model.py",
-        'logits = self.model(torch.cat([batch.labelled["image"], first]))',
-        "with frozen_running_statistics(self.model):",
-    ),
-    Method(
-        "VAT",
-        "algorithms/vat.py",
-        "target_logits = self.model(images)\n",
-        "with frozen_running_statistics(self.model):",
-    ),
-    Method(
-        "Π-VAT",
-        "algorithms/pi_vat.py",
-        'logits = self.model(torch.cat([batch.labelled["image"], first]))',
-        "with frozen_running_statistics(self.model):",
-    ),
-    Method(
-        "Manifold Graph",
-        "algorithms/manifold_graph.py",
-        'features = model.features(torch.cat([batch.labelled["image"], first]))',
-        "with frozen_running_statistics(model):\n            reference",
-    ),
-]
-
-TERMS = "**self.unlabelled_terms(target_logits, student_logits, context.progress),"
+def followed(case: str) -> str:
+    """The test that two processes compute what one does, of one method."""
+    return f"tests/processes/test_following.py::test_two_processes_follow_one[float64-{case}]"
 
 
-def of_method(method: Method) -> list[Mutation]:
-    """The same mistakes in every consistency method."""
-
-    def mutation(what: str, old: str, new: str) -> Mutation:
-        return Mutation(f"{method.title}: {what}", method.file, old, new)
-
-    def without(term: str) -> str:
-        terms = TERMS.removeprefix("**").removesuffix(",")
-        return f'**{{k: v for k, v in {terms}.items() if k != "{term}"}},'
-
-    frozen_pass = f"with frozen_running_statistics(self.model):\n            {method.clean_pass.strip()}\n"
-    return [
-        mutation(
-            "student's logits read from the target", TERMS, TERMS.replace("student_logits", "target_logits")
-        ),
-        mutation(
-            "target's logits read from the student", TERMS, TERMS.replace("target_logits", "student_logits")
-        ),
-        mutation("student detached", TERMS, TERMS.replace("student_logits", "student_logits.detach()")),
-        *(
-            mutation(f"{term} dropped", TERMS, without(term))
-            for term in ("consistency", "entropy", "balance")
-        ),
-        mutation("batch norm frozen in the clean pass", method.clean_pass, frozen_pass),
-        mutation(
-            "batch norm not frozen in the perturbed passes",
-            method.frozen,
-            method.frozen.replace(
-                method.frozen.split("\n")[0], "with __import__('contextlib').nullcontext():"
-            ),
-        ),
-    ]
-
-
+CONTRACT = "tests/algorithms/test_contract.py"
+STEPS = "tests/algorithms/test_steps.py"
+COMPARISONS = "algorithms/comparisons.py"
 GRAPH = "algorithms/manifold_graph.py"
 PARTS = "algorithms/parts.py"
 CONSISTENCY = "functional/consistency.py"
@@ -113,13 +55,118 @@ BALANCE = "nn/target_balance.py"
 LOOP = "training/loop.py"
 SESSION = "session.py"
 
-SPLIT = "labelled_logits, target_logits = logits.split([len(batch.labels), len(first)])"
+NO_CONTEXT = "with __import__('contextlib').nullcontext():"
+FROZEN = "with frozen_running_statistics(self.model):"
+FROZEN_GRAPH = "with frozen_running_statistics(model):\n            predictions"
+SPLIT = "labelled_logits, clean_logits = logits.split([len(batch.labels), len(first)])"
+CLEAN_PASS = 'logits = self.model(torch.cat([batch.labelled["image"], first]))'
+GRAPH_CLEAN_PASS = 'features = model.features(torch.cat([batch.labelled["image"], first]))'
+PREDICTIONS = "self.comparison.predictions(self.model, self.model, clean_logits, second, context)"
+GRAPH_PREDICTIONS = "self.comparison.predictions(model, logits_of, clean_logits, second, context)"
+
 MAGNITUDE = "anchor_magnitude(centres, features, margin=config.margin_length)"
 ANGLE = "anchor_angle(similarity, classes, margin=config.margin_angle)"
 BOUNDARY = "anchor_boundary(similarity, classes, centres, detach_margin=config.detach_boundary_margin)"
 
 MUTATIONS = [
-    *(mutation for method in METHODS for mutation in of_method(method)),
+    # Consistency methods: Π-model, Π-VAT, Mean Teacher and FixMatch share their step
+    *group(
+        "comparisons",
+        COMPARISONS,
+        (f"{CONTRACT} -k 'pi_model or pi_vat'", STEPS),
+        (
+            "student's logits read from the target",
+            "distance(target, predictions.student_logits)",
+            "distance(target, predictions.target_logits)",
+        ),
+        (
+            "target's logits read from the student",
+            "self.target_balance(predictions.target_logits)",
+            "self.target_balance(predictions.student_logits)",
+        ),
+        ("student detached", "predictions.student_logits)", "predictions.student_logits.detach())"),
+        (
+            "consistency dropped",
+            '            "consistency": ramp * config.consistency_weight * consistency,\n',
+            "",
+        ),
+        ("entropy and balance dropped", "            **self.extra_terms(clean_logits, progress),\n", ""),
+        ("entropy of the student", "extra_terms(clean_logits,", "extra_terms(predictions.student_logits,"),
+        (
+            "targets never balanced",
+            "self.target_balance(predictions.target_logits)",
+            "predictions.target_logits",
+        ),
+        ("weight ignored", "ramp * config.consistency_weight", "ramp"),
+        ("ramp left off", "ramp * config.consistency_weight", "config.consistency_weight"),
+        ("second view is the first", PREDICTIONS, PREDICTIONS.replace("second", "first")),
+        ("batch norm frozen in the clean pass", CLEAN_PASS, f"{FROZEN}\n            {CLEAN_PASS}"),
+        ("batch norm not frozen in the other passes", FROZEN, NO_CONTEXT),
+        ("labelled images not learned", "F.cross_entropy(labelled_logits, batch.labels)", "0 * logits.sum()"),
+    ),
+    *group(
+        "VAT",
+        "algorithms/vat.py",
+        (f"{CONTRACT} -k 'vat and not pi_vat'", STEPS),
+        (
+            "student's logits read from the target",
+            "(config.consistency, target, student_logits)",
+            "(config.consistency, target, target_logits)",
+        ),
+        (
+            "target's logits read from the student",
+            "self.target_balance(target_logits)",
+            "self.target_balance(student_logits)",
+        ),
+        (
+            "student detached",
+            "(config.consistency, target, student_logits)",
+            "(config.consistency, target, student_logits.detach())",
+        ),
+        (
+            "consistency dropped",
+            '                "consistency": ramp * config.consistency_weight * consistency,\n',
+            "",
+        ),
+        (
+            "entropy and balance dropped",
+            "                **self.extra_terms(target_logits, context.progress),\n",
+            "",
+        ),
+        ("ramp left off", "ramp * config.consistency_weight", "config.consistency_weight"),
+        (
+            "batch norm frozen in the clean pass",
+            "target_logits = self.model(images)\n",
+            f"{FROZEN}\n            target_logits = self.model(images)\n",
+        ),
+        ("batch norm not frozen in the perturbed passes", FROZEN, NO_CONTEXT),
+    ),
+    *group(
+        "Manifold Graph",
+        GRAPH,
+        (f"{CONTRACT} -k manifold_graph", "tests/algorithms/test_manifold_graph.py"),
+        (
+            "consistency, entropy and balance dropped",
+            "            **self.unlabelled_terms(predictions, clean_logits, context.progress),\n",
+            "",
+        ),
+        ("second view is the first", GRAPH_PREDICTIONS, GRAPH_PREDICTIONS.replace("second", "first")),
+        (
+            "batch norm frozen in the clean pass",
+            GRAPH_CLEAN_PASS,
+            f"with frozen_running_statistics(model):\n            {GRAPH_CLEAN_PASS}",
+        ),
+        (
+            "batch norm not frozen in the perturbed passes",
+            FROZEN_GRAPH,
+            f"{NO_CONTEXT}\n            predictions",
+        ),
+        (
+            "the student predicts where the teacher should",
+            "self.comparison.evaluated(self.model)",
+            "self.model",
+        ),
+    ),
     Mutation(
         "Supervised: batch norm frozen in the clean pass",
         "algorithms/supervised.py",
@@ -163,20 +210,31 @@ MUTATIONS = [
         "F.softmax(target_logits,",
     ),
     Mutation("MSE: mean over classes", CONSISTENCY, ".square().sum(dim=1).mean()", ".square().mean()"),
-    Mutation("entropy: of the student", PARTS, "entropy(target_logits)", "entropy(student_logits)"),
-    Mutation(
-        "entropy: of a detached prediction",
+    *group(
+        "extra terms",
         PARTS,
-        "entropy(target_logits)",
-        "entropy(target_logits.detach())",
+        (f"{CONTRACT} -k 'pi_model or vat'", STEPS),
+        (
+            "entropy of a detached prediction",
+            "entropy(clean_logits)",
+            "entropy(clean_logits.detach())",
+        ),
+        (
+            "entropy dropped",
+            '            "entropy": ramp * config.entropy_weight * entropy(clean_logits),\n',
+            "",
+        ),
+        (
+            "balance dropped",
+            '            "balance": config.balance_weight * class_imbalance(everybodys_logits),\n',
+            "",
+        ),
+        (
+            "softmax applied twice",
+            "](target_logits, student_logits)",
+            "](target_logits.softmax(1), student_logits.softmax(1))",
+        ),
     ),
-    Mutation(
-        "softmax applied twice",
-        PARTS,
-        "](constant_target, student_logits)",
-        "](constant_target.softmax(1), student_logits.softmax(1))",
-    ),
-    Mutation("targets never balanced", PARTS, "self.target_balance(target_logits)", "target_logits"),
     Mutation(
         "balanced targets: bias turned round",
         BALANCE,
@@ -249,48 +307,31 @@ MUTATIONS = [
         "student_logits = same_network(",
         "student_logits = self.model(",
     ),
-    Mutation(
-        "Π-VAT: masks of each power step its own",
-        "algorithms/pi_vat.py",
-        "perturbation(config, self.model, probe,",
-        "perturbation(config, self.model, self.model,",
+    *group(
+        "Π-VAT",
+        COMPARISONS,
+        (STEPS, f"{CONTRACT} -k pi_vat", "tests/algorithms/test_manifold_graph.py"),
+        (
+            "masks of each power step its own",
+            "perturbation(self.config, model, probe,",
+            "perturbation(self.config, model, forward,",
+        ),
+        (
+            "found against the student's own view",
+            'adversarial_reference == "own_view"',
+            'adversarial_reference == "target"',
+        ),
+        ("student without the perturbation", "forward(second + noise)", "forward(second)"),
     ),
-    Mutation(
-        "Manifold Graph: masks of each power step its own",
-        GRAPH,
-        "perturbation(config, model, probe,",
-        "perturbation(config, model, logits_of,",
-    ),
-    Mutation(
-        "Π-VAT: found against the student's own view",
-        "algorithms/pi_vat.py",
-        'adversarial_reference == "own_view"',
-        'adversarial_reference == "target"',
-    ),
-    Mutation(
-        "Manifold Graph: found against the student's own view",
-        GRAPH,
-        'adversarial_reference == "own_view"',
-        'adversarial_reference == "target"',
-    ),
-    Mutation("Π-VAT: student without the perturbation", "algorithms/pi_vat.py", "second + noise", "second"),
-    Mutation(
-        "Π-VAT: student is the first view",
-        "algorithms/pi_vat.py",
-        "student_logits = self.model(second + noise)",
-        "student_logits = self.model(first + noise)",
-    ),
-    Mutation(
-        "Π-model: student is the first view",
-        "algorithms/pi_model.py",
-        "self.model(second + config",
-        "self.model(first + config",
-    ),
-    Mutation(
-        "Π-model: noise ignored",
-        "algorithms/pi_model.py",
-        "second + config.noise * context.normal_like(second)",
-        "second",
+    *group(
+        "Π-model",
+        COMPARISONS,
+        (STEPS,),
+        (
+            "noise ignored",
+            "forward(second + self.config.noise * context.normal_like(second))",
+            "forward(second)",
+        ),
     ),
     # The method
     Mutation("anchor magnitude dropped", GRAPH, f"{MAGNITUDE}\n            + ", ""),
@@ -335,8 +376,8 @@ MUTATIONS = [
     Mutation(
         "student classified from raw features",
         GRAPH,
-        "student_logits = logits_of(second + noise)",
-        "student_logits = model.classify(model.features(second + noise), None)",
+        GRAPH_PREDICTIONS,
+        GRAPH_PREDICTIONS.replace("logits_of", "lambda x: model.classify(model.features(x), None)"),
     ),
     Mutation(
         "labelled images classified from raw features",
@@ -565,14 +606,14 @@ MUTATIONS += [
     Mutation(
         "data: two views share their random numbers",
         "data/batches.py",
-        "augment(stored, augmentation, generator, shard)",
-        "augment(stored, augmentation, torch.Generator().manual_seed(0), shard)",
+        "augment(stored, augmentation, self._generator, self._shard)",
+        "augment(stored, augmentation, torch.Generator().manual_seed(0), self._shard)",
     ),
     Mutation(
         "data: labelled view not augmented",
         "data/batches.py",
-        "{name: make[kind](labelled)",
-        '{name: make["plain"](labelled)',
+        "{name: self._view(kind, chosen, labelled)",
+        '{name: self._view("plain", chosen, labelled)',
     ),
     Mutation(
         "data: unlabelled images drawn from the labelled",
@@ -764,7 +805,7 @@ MUTATIONS += [
     Mutation(
         "training: random numbers of the method not restored",
         LOOP,
-        'self.generator.set_state(random["method"].cpu())',
+        "self.generator.set_state(state)",
         "pass",
     ),
     Mutation(
@@ -794,8 +835,22 @@ MUTATIONS += [
     Mutation(
         "training: lines after the checkpoint stay",
         SESSION,
-        'line["step"] <= step and not line.get("final", False)',
-        "True",
+        'journal.keep(lambda line: line["step"] <= step)',
+        "journal.keep(lambda line: True)",
+    ),
+    Mutation(
+        "training: evaluations after the checkpoint stay",
+        SESSION,
+        'line["step"] <= evaluated and not line["final"]',
+        'not line["final"]',
+    ),
+    Mutation(
+        "training: teachers follow before the update",
+        LOOP,
+        "        self.scaler.step(self.optimizer)\n        self.scaler.update()\n"
+        "        self.algorithm.after_step(context)\n",
+        "        self.algorithm.after_step(context)\n"
+        "        self.scaler.step(self.optimizer)\n        self.scaler.update()\n",
     ),
     Mutation(
         "training: an evaluation counted as made before it is",
@@ -851,7 +906,7 @@ MUTATIONS += [
     Mutation(
         "training: SWA with the statistics of other weights",
         LOOP,
-        "                update_bn(images, self.evaluated_algorithm().model)",
+        "                update_bn(images, self.inference_model())",
         "                pass",
     ),
     Mutation(
@@ -926,8 +981,8 @@ MUTATIONS += [
     Mutation(
         "processes: balance term over its own images only",
         PARTS,
-        "self.shard.gather(target_logits)",
-        "target_logits",
+        "self.shard.gather(clean_logits)",
+        "clean_logits",
     ),
     Mutation(
         "processes: noise of each its own",
@@ -938,34 +993,10 @@ MUTATIONS += [
     Mutation(
         "processes: augmentation of each its own",
         "data/batches.py",
-        "augment(stored, augmentation, generator, shard)",
-        "augment(stored, augmentation, generator)",
+        "augment(stored, augmentation, self._generator, self._shard)",
+        "augment(stored, augmentation, self._generator)",
     ),
 ]
-
-
-def failed_tests(copy: Path, *arguments: str) -> list[str]:
-    """Names of the tests that fail on the copy."""
-    environment = os.environ | {"PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", *arguments]
-    answer = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-    if answer.returncode not in (0, 1):
-        raise RuntimeError(answer.stdout + answer.stderr)
-    return re.findall(r"^(?:FAILED|ERROR) (\S+)", answer.stdout, flags=re.MULTILINE)
-
-
-def mutated(copy: Path, mutation: Mutation, known: list[str]) -> list[str]:
-    """The tests that notice the mutation, up to three; known failures do not count."""
-    file = copy / "src" / "manigraph" / mutation.file
-    original = file.read_text()
-    if original.count(mutation.old) != 1:
-        raise ValueError(f"{mutation.what}: found {original.count(mutation.old)} times in {mutation.file}")
-    file.write_text(original.replace(mutation.old, mutation.new))
-    deselected = [f"--deselect={name}" for name in known]
-    try:
-        return failed_tests(copy, "--maxfail=3", *deselected, *tests_for(mutation))
-    finally:
-        file.write_text(original)
 
 
 TEST_FOLDERS = ["tests/functional", "tests/training/test_schedule.py", "tests/nn", "tests/algorithms"]
@@ -975,43 +1006,105 @@ DATA_TESTS = [
     "--deselect=tests/data/test_folder.py::test_the_memory_that_20000_files_take",
     "tests/test_engine.py",
 ]
-
-
 TRAINING_TESTS = [
     *(f"tests/training/test_{name}.py" for name in ("loop", "checkpoint")),
     "tests/nn/test_passes.py",
     "tests/runs",
+]
+RESUME_TESTS = [
     "tests/resume/test_resume.py",
     "--deselect=tests/resume/test_resume.py::test_a_run_that_is_killed_25_times_ends_as_one_that_never_was",
     "--deselect=tests/resume/test_resume.py::test_resume_on_the_command_line",
 ]
-PROCESS_TESTS = ["tests/nn/test_passes.py", "tests/processes/test_following.py"]
+TIME_LIMIT = 1200
+"""Seconds after which tests that do not end count as having noticed."""
 
 
-def tests_for(mutation: Mutation) -> list[str]:
-    """The tests that may notice; those of a file's own folder first, so that it is noticed sooner."""
+def tests_for(mutation: Mutation) -> tuple[str, ...]:
+    """The tests that may notice, in the order in which they are tried.
+
+    Those of a file's own folder come first, so that it is noticed sooner.
+    """
     file = mutation.file
+    if mutation.tests:
+        return mutation.tests
     if mutation.what.startswith("training:"):
-        return TRAINING_TESTS
+        return " ".join(TRAINING_TESTS), " ".join(RESUME_TESTS)
     if mutation.what.startswith("processes:"):
-        return PROCESS_TESTS
+        return (
+            followed("manifold_graph-generated" if file == GRAPH else "pi_vat"),
+            "tests/nn/test_passes.py",
+        )
     if not file.startswith(("functional/", "nn/", "algorithms/", "training/schedule")):
-        return DATA_TESTS
-    return sorted(TEST_FOLDERS, key=lambda folder: not folder.startswith(f"tests/{file.split('/')[0]}"))
+        return (" ".join(DATA_TESTS),)
+    folders = sorted(TEST_FOLDERS, key=lambda folder: not folder.startswith(f"tests/{file.split('/')[0]}"))
+    return tuple(folders)
+
+
+class Copy:
+    """The project somewhere else, where it may be broken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        self.known: dict[str, list[str]] = {}
+        """Tests that fail although nothing is broken, of each command."""
+
+    def failed_tests(self, command: str, *options: str) -> list[str]:
+        """Names of the tests that fail."""
+        environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
+        with subprocess.Popen(
+            [*pytest, *options, *shlex.split(command)],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                answer, _ = process.communicate(timeout=TIME_LIMIT)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return [f"no end within {TIME_LIMIT} s: {command}"]
+        if process.returncode not in (0, 1):
+            raise RuntimeError(f"{command}: {answer}")
+        return re.findall(r"^(?:FAILED|ERROR) (\S+)", answer, flags=re.MULTILINE)
+
+    def noticing(self, mutation: Mutation) -> list[str]:
+        """The first test that notices the mutation, if any does; known failures do not count."""
+        commands = tests_for(mutation)
+        for command in commands:
+            if command not in self.known:
+                self.known[command] = self.failed_tests(command)
+        file = self.folder / "src" / "manigraph" / mutation.file
+        original = file.read_text()
+        if original.count(mutation.old) != 1:
+            raise ValueError(
+                f"{mutation.what}: found {original.count(mutation.old)} times in {mutation.file}"
+            )
+        file.write_text(original.replace(mutation.old, mutation.new))
+        try:
+            for command in commands:
+                deselected = [f"--deselect={name}" for name in self.known[command]]
+                if failed := self.failed_tests(command, "--maxfail=1", *deselected):
+                    return failed
+        finally:
+            file.write_text(original)
+        return []
 
 
 def main(words: list[str]) -> int:
     chosen = [m for m in MUTATIONS if all(word.lower() in m.what.lower() for word in words)]
+    survivors = 0
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for name in ("src", "tests"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", copy)
-        known = failed_tests(copy, *dict.fromkeys(test for m in chosen for test in tests_for(m)))
+        copy = Copy(Path(folder))
         print("| mutation | file | noticed by |\n|---|---|---|")
-        survivors = 0
         for mutation in chosen:
-            noticed = mutated(copy, mutation, known)
+            noticed = copy.noticing(mutation)
             survivors += not noticed
             names = dict.fromkeys(name.removeprefix("tests/").split("[")[0] for name in noticed)
             tests = "<br>".join(f"`{name}`" for name in names)

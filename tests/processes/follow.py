@@ -1,6 +1,6 @@
-"""Trains every method for some steps and writes the weights: alone, or as one of several processes.
+"""Trains methods for some steps and writes the weights: alone, or as one of several processes.
 
-torchrun --nproc-per-node 2 -m tests.processes.follow FOLDER
+torchrun --nproc-per-node 2 -m tests.processes.follow FOLDER [METHOD ...]
 """
 
 import argparse
@@ -27,7 +27,7 @@ from manigraph.training.execution import Execution
 from manigraph.training.loop import StepRecord, TrainingConfig
 from manigraph.training.processes import FabricProcesses, Processes, start_processes
 from manigraph.training.schedule import SuperConvergence
-from tests.helpers import Case, all_cases
+from tests.helpers import Case, all_cases, average_of, case_named
 
 
 def config_of(case: Case, backbone: str) -> Config[Any]:
@@ -44,7 +44,7 @@ def config_of(case: Case, backbone: str) -> Config[Any]:
         backbone=BackboneConfig(backbone, width=0.25, dropout=0.3),
         batch=BatchConfig(labelled=16, unlabelled=32),
         schedule=SuperConvergence(),
-        training=TrainingConfig(steps=500, log_every=5, ema_decay=0.9, weight_decay=1e-3),
+        training=TrainingConfig(steps=500, log_every=5, weight_decay=1e-3, **average_of(case.name)),  # type: ignore[arg-type]
     )
 
 
@@ -141,11 +141,12 @@ def traffic_of_the_power_step(processes: Processes, num_power_iterations: int) -
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", help="of the methods with their choices")
     options = parser.parse_args()
     processes = start_processes(Execution(threads=1))
     rank = processes.shard.rank
     for double in (False, True):
-        for case in all_cases():
+        for case in map(case_named, options.names):
             job, records = train(case, processes, double=double)
             path = options.folder / f"{case}-{double}-{rank}"
             safetensors.torch.save_file({k: v.contiguous() for k, v in state(job).items()}, path)
