@@ -1,5 +1,11 @@
 """Shapes and types of the package are checked while its tests run, and the tests use one thread."""
 
+import os
+
+# Two workers run the tests side by side, and each starts processes: with a thread for every core in each of
+# them, threads would wait for one another. Must come before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
