@@ -25,8 +25,9 @@ class ReproduceOptions:
     What is already in the results file is not measured again, so a stopped run can be continued.
     """
 
-    table: Annotated[Literal["digits", "digits-choices"], tyro.conf.Positional]
-    """`digits`: all methods; `digits-choices`: how the settings were chosen, on validation images."""
+    table: Annotated[Literal["digits", "digits-tuning", "digits-choices"], tyro.conf.Positional]
+    """`digits`: all methods; `digits-tuning` and `digits-choices`: how settings were chosen, on validation
+    images."""
     labels: tuple[int, ...] = ()
     """Numbers of labels; by default the table's."""
     seeds: tuple[int, ...] = ()

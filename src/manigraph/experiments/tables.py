@@ -1,9 +1,15 @@
 """The tables `manigraph reproduce` can measure."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
+from manigraph.catalogue import RECIPES
+from manigraph.config import with_options
+from manigraph.experiments.budget import passes_of_a_step, steps_for
 from manigraph.experiments.grid import Cell
+from manigraph.experiments.outsiders import OUTSIDERS
+from manigraph.readout import ReadOutMethod
 
 
 @dataclass(frozen=True)
@@ -14,6 +20,10 @@ class Row:
     algorithm: str
     options: tuple[str, ...] = ()
     """Changes to the recipe, as on the command line of `manigraph train`."""
+    labels: int | None = None
+    """Number of labels of this row, whatever the column; None means the column's."""
+    read_out: ReadOutMethod | Literal[""] = ""
+    """A graph over the features of the trained run that answers in the place of its linear layer."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +37,25 @@ class Table:
     seeds: tuple[int, ...]
     part: Literal["test", "validation"] = "test"
     """On which images the error is reported."""
+    budget: str = ""
+    """Every row takes as many network passes as this algorithm in its recipe; by default as many steps."""
 
     def cell(self, row: Row, labels: int, seed: int) -> Cell:
         """The run behind one entry."""
-        return Cell(self.recipe, row.algorithm, labels, seed, row.options)
+        options = row.options
+        if self.budget and row.algorithm not in OUTSIDERS:
+            options += _steps_within(self.recipe, self.budget, row.algorithm, row.options)
+        return Cell(self.recipe, row.algorithm, row.labels or labels, seed, options, row.read_out)
+
+
+@cache
+def _steps_within(recipe: str, budget: str, algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
+    """The option that gives a row its number of steps, if the recipe's is another."""
+    measure = RECIPES.get(recipe)(budget)
+    passes = measure.training.steps * passes_of_a_step(measure)
+    config = with_options(RECIPES.get(recipe)(algorithm), options, program="manigraph reproduce")
+    steps = steps_for(config, passes)
+    return () if steps == config.training.steps else ("--training.steps", str(steps))
 
 
 METHODS = (
@@ -62,8 +87,60 @@ CHOICES = (
     _choice("shifts only", "--augmentation.rotation", "0", "--augmentation.scale", "0"),
 )
 
+
+def _tried(algorithm: str, *options: str) -> Row:
+    named = " ".join(option.removeprefix("--method.").removeprefix("--") for option in options)
+    return Row(f"{algorithm}: {named}", algorithm, (*_VALIDATION, *options))
+
+
+def _weights(algorithm: str, name: str, *values: str) -> tuple[Row, ...]:
+    return tuple(_tried(algorithm, f"--method.{name}", value) for value in values)
+
+
+TUNING = (
+    _tried("pseudo_label", "--method.threshold", "0"),
+    _tried("pseudo_label", "--method.threshold", "0.8"),
+    _tried("pseudo_label", "--method.threshold", "0.8", "--method.pseudo_label_weight", "1"),
+    *_weights("mixup", "mixed_consistency_weight", "0.3", "1", "4"),
+    *_weights("mixmatch", "mixed_consistency_weight", "10", "40", "75"),
+    _tried("mean_teacher", "--method.teacher_decay", "0.99"),
+    _tried("mean_teacher", "--method.teacher_decay", "0.99", "--method.consistency_weight", "10"),
+    _tried("mean_teacher", "--method.teacher_decay", "0.97"),
+    *_weights("temporal_ensembling", "consistency_weight", "4", "10", "25"),
+    *_weights("sntg", "neighbours_weight", "0.4", "1.6", "6"),
+    _tried("fixmatch", "--method.threshold", "0.95", "--method.consistency_weight", "1"),
+    _tried("fixmatch", "--method.threshold", "0.8", "--method.consistency_weight", "1"),
+    _tried(
+        "fixmatch",
+        *("--method.threshold", "0.8", "--method.consistency_weight", "1", "--strong.magnitude", "0.5"),
+    ),
+    *_weights("fast_swa", "consistency_weight", "4", "10", "25"),
+    *_weights("deep_cotraining", "agreement_weight", "1", "3", "10"),
+    _tried("memory", "--method.memory_entropy_weight", "1", "--method.memory_divergence_weight", "1"),
+    _tried("memory", "--method.memory_entropy_weight", "0.1", "--method.memory_divergence_weight", "1"),
+    _tried("memory", "--method.memory_entropy_weight", "0.1", "--method.memory_divergence_weight", "0.1"),
+    *_weights("compact_clustering", "clustering_weight", "0.3", "1", "3"),
+)
+"""Three settings for each method that came later, as many as Π-VAT and Manifold Graph had in the end."""
+
 TABLES = {
-    "digits": Table("Digits, all methods", "digits", METHODS, labels=(20, 50), seeds=(0, 1, 2, 3, 4)),
+    "digits": Table(
+        "Digits, all methods, equal network passes",
+        "digits",
+        METHODS,
+        labels=(20, 50),
+        seeds=(0, 1, 2, 3, 4),
+        budget="manifold_graph",
+    ),
+    "digits-tuning": Table(
+        "Digits, the settings of each method",
+        "digits",
+        TUNING,
+        labels=(20,),
+        seeds=(10, 12),
+        part="validation",
+        budget="manifold_graph",
+    ),
     "digits-choices": Table(
         "Digits, what each choice of the recipe is worth",
         "digits",
