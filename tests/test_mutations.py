@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import MUTATIONS, ROOT, Mutation, tests_for
+from tests import mutations
+from tests.mutations import MUTATIONS, ROOT, Mutation
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.what)
@@ -24,7 +25,7 @@ def test_no_two_are_the_same() -> None:
 
 
 def test_the_tests_that_should_notice_are_there() -> None:
-    commands = {command for mutation in MUTATIONS for command in tests_for(mutation)}
+    commands = {command for mutation in MUTATIONS for command in mutations.tests_for(mutation)}
     words = {word for command in commands for word in shlex.split(command) if word.startswith("tests/")}
     missing = [word for word in words if not (ROOT / Path(word.split("::")[0])).exists()]
     assert not missing
