@@ -147,6 +147,8 @@ def _show(go: "Callable[..., Trained]", batch: "BatchConfig", execution: Executi
     from manigraph.training.selection import CHOSEN_ON_TEST
 
     check_parts(batch, execution.processes * execution.nodes, execution.accumulate)  # before they are started
+    if execution.processes > 1 and "LOCAL_RANK" not in os.environ:  # not one of those that are started
+        print(f"starting {execution.processes} processes, which takes some seconds", flush=True)
     processes = start_processes(execution)
     try:
         with TrainingDisplay(silent=not processes.is_first) as display:
