@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.semi_supervised import LabelPropagation, LabelSpreading
 
 from manigraph.build import load_dataset
-from manigraph.catalogue import RECIPES
+from manigraph.catalogue import ALGORITHMS, RECIPES
 from manigraph.cli.main import main
 from manigraph.config import BackboneConfig, Config
 from manigraph.data.sources.arrays import from_arrays
@@ -23,9 +24,11 @@ from manigraph.engine import evaluate_run, load, train
 from manigraph.errors import UserError
 from manigraph.experiments.grid import Cell, ResultsFile, measure
 from manigraph.experiments.tables import Row, Table
+from manigraph.nn import Classifier
 from manigraph.readout import MAX_ITERATIONS, ReadOutMethod, read_out, spread_labels
 from manigraph.runs import RunDirectory
 from manigraph.training.loop import TrainingConfig
+from tests.helpers import normal, tiny_backbone
 
 METHODS: tuple[ReadOutMethod, ...] = ("label_propagation", "label_spreading")
 both_methods = pytest.mark.parametrize("method", METHODS)
@@ -125,6 +128,27 @@ def test_of_manifold_graph_the_refined_features_count(tmp_path: Path) -> None:
         torch.testing.assert_close(model.final_features(images), refined)
         torch.testing.assert_close(model(images), model.linear(refined))
     assert not torch.allclose(raw, refined)
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "manifold_graph"])
+def test_every_method_can_be_read_out(algorithm: str) -> None:
+    """What counts are the features of the model that predicts, in evaluation mode."""
+    method: Any = ALGORITHMS.get(algorithm)
+    torch.manual_seed(0)
+    built = method(method.Config(), tiny_backbone(), 3)
+    model: Any = built.inference_model().eval()
+    images = normal(4, 1, 8, 8, dtype=torch.float32)
+    with torch.no_grad():
+        features = model.final_features(images)
+        logits = model(images)
+    assert len(features) == 4
+    if isinstance(model, Classifier):
+        torch.testing.assert_close(model.linear(features), logits)
+    else:
+        networks = list(model.views)
+        parts = features.chunk(len(networks), dim=1)
+        for network, part in zip(networks, parts, strict=True):
+            torch.testing.assert_close(part, F.normalize(network.backbone(images)))
 
 
 # Labels that spread
@@ -259,7 +283,7 @@ def test_a_run_without_unlabelled_images_takes_the_nearest_labelled_ones(
     assert answer.evaluation.error == 0
 
 
-def test_images_that_no_label_comes_to_keep_the_class_of_the_linear_layer(tmp_path: Path) -> None:
+def test_images_that_no_label_comes_to_keep_the_class_of_the_model(tmp_path: Path) -> None:
     """Only dark images have labels, and a bright one has bright neighbours enough."""
     dataset = two_groups()
     run = train_on(dataset, tmp_path)
@@ -293,12 +317,10 @@ def test_a_part_without_images_is_told(tmp_path: Path) -> None:
         read_out(run, "label_spreading", "validation")
 
 
-def test_a_model_without_one_linear_layer_in_the_end_is_told(
-    trained: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_without_features_is_told(trained: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(load(trained), model=torch.nn.Identity())
     monkeypatch.setattr("manigraph.readout.load", lambda run: other)
-    with pytest.raises(UserError, match="the model of pi_vat does not end in a single linear layer"):
+    with pytest.raises(UserError, match="the model of pi_vat says nothing of its features"):
         read_out(trained, "label_spreading")
 
 
@@ -311,7 +333,7 @@ def test_the_command_says_what_it_did(trained: RunDirectory, capsys: pytest.Capt
         "label propagation over 1197 training images (20 labelled) with 5 neighbours; evaluated images are "
         "not in the graph" in shown
     )
-    assert f"the run's own linear layer: error {answer.own_error:.2f} %" in shown
+    assert f"the run's own model: error {answer.own_error:.2f} %" in shown
 
     arguments = ["--read_out", "label_spreading", "--transductive", "--part", "validation", "--json"]
     assert main(["evaluate", str(trained.path), *arguments]) == 0

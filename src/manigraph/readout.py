@@ -11,7 +11,7 @@ not in the graph unless asked for (`transductive`): each takes the mean of what 
 have.
 
 Labels come only to images from which a path leads, from neighbour to neighbour, to a labelled one. An
-evaluated image that none comes to keeps the class that the run's own linear layer gives it.
+evaluated image that none comes to keeps the class that the run's own model predicts.
 """
 
 import warnings
@@ -124,9 +124,7 @@ def spread_labels(
 
 @runtime_checkable
 class _HasFeatures(Protocol):
-    """A model with one linear layer in the end."""
-
-    linear: nn.Linear
+    """A model with linear layers in the end, and nothing after them."""
 
     def final_features(self, images: Tensor) -> Tensor: ...
 
@@ -153,7 +151,7 @@ class ReadOut:
     transductive: bool
     evaluation: Evaluation
     own_error: float
-    """Error of the run's own linear layer on the same images, in per cent."""
+    """Error of the run's own model on the same images, in per cent."""
     probs: Tensor
     """Of the evaluated images, (M, C), in the order of the split."""
     num_labelled: int
@@ -161,7 +159,7 @@ class ReadOut:
     num_graph: int
     """All training images in the graph."""
     unreached: int
-    """Evaluated images that no label came to; they keep the class that the linear layer gives them."""
+    """Evaluated images that no label came to; they keep the class that the run's own model predicts."""
     graph_unreached: int
     """Training images that no label came to."""
     converged: bool
@@ -201,8 +199,8 @@ def read_out(
     trained = load(run)
     if not isinstance(trained.model, _HasFeatures):
         raise UserError(
-            f"the run '{run.path}' cannot be read out: the model of {trained.config.algorithm} does not end "
-            f"in a single linear layer"
+            f"the run '{run.path}' cannot be read out: the model of {trained.config.algorithm} says nothing "
+            f"of its features"
         )
     labelled, evaluated = indices_of(run, "labelled"), indices_of(run, part)
     graph = torch.cat([labelled, indices_of(run, "unlabelled")]).sort().values
@@ -210,15 +208,14 @@ def read_out(
     if not 2 <= neighbours <= limit:
         raise UserError(f"neighbours must be from 2 to the {limit} images of the graph, got {neighbours}")
     dataset = dataset_of(run, trained, dataset=dataset, locations=locations, progress=progress)
-    before_linear = _BeforeLinear(trained.model)
 
-    def features_of(indices: Tensor) -> Tensor:
+    def outputs(model: nn.Module, indices: Tensor) -> Tensor:
         images = PreparedImages(dataset.images.index_select(0, indices), trained.preprocessing)
-        return predict_logits(before_linear, images, torch.arange(len(indices)))
+        return predict_logits(model, images, torch.arange(len(indices)))
 
-    graph_features, features = features_of(graph), features_of(evaluated)
-    with torch.no_grad():
-        own_logits = trained.model.linear(features)
+    own_logits = outputs(trained.model, evaluated)
+    before_linear = _BeforeLinear(trained.model)
+    graph_features, features = outputs(before_linear, graph), outputs(before_linear, evaluated)
     known = torch.where(torch.isin(graph, labelled), dataset.classes[graph], UNLABELLED)
     spread = spread_labels(
         method,

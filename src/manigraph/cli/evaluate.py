@@ -91,12 +91,12 @@ def _remarks(answer: "ReadOut") -> list[str]:
         f"{answer.method.replace('_', ' ')} over {answer.num_graph} training images "
         f"({answer.num_labelled} labelled) with {answer.neighbours} neighbours; evaluated images are "
         f"{'part of' if answer.transductive else 'not in'} the graph",
-        f"the run's own linear layer: error {answer.own_error:.2f} %",
+        f"the run's own model: error {answer.own_error:.2f} %",
     ]
     if answer.graph_unreached or answer.unreached:
         remarks.append(
             f"no label comes to {answer.graph_unreached} of the training images, nor to {answer.unreached} "
-            f"of the evaluated ones, which keep the class that the linear layer gives them"
+            f"of the evaluated ones, which keep the class that the run's own model predicts"
         )
     if not answer.converged:
         remarks.append("labels were still moving when the last iteration was over")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -18,6 +19,14 @@ class CoTrainedViews(nn.Module):
         self.num_classes = views[0].num_classes
         self.views = nn.ModuleList(views)
         self.training = views[0].training
+
+    def final_features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B VD"]:
+        """What the linear layers get, of length 1 in each view, side by side."""
+        features = []
+        for view in self.views:
+            assert isinstance(view, Classifier)
+            features.append(F.normalize(view.final_features(images), dim=1))
+        return torch.cat(features, dim=1)
 
     def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
         """The logarithm of the mean probabilities."""
