@@ -58,13 +58,43 @@ def _steps_within(recipe: str, budget: str, algorithm: str, options: tuple[str, 
     return () if steps == config.training.steps else ("--training.steps", str(steps))
 
 
+def combined_with(comparison: str) -> tuple[str, ...]:
+    """Manifold Graph with another consistency term."""
+    if comparison == "mean_teacher":  # which is an average itself
+        return ("--method.comparison", comparison, "--training.ema_decay", "0")
+    return ("--method.comparison", comparison)
+
+
+DIGITS_TRAINING_IMAGES = 1297
+
 METHODS = (
     Row("supervised only", "supervised"),
     Row("LabelSpreading (scikit-learn)", "label_spreading"),
+    Row("Pseudo-Label", "pseudo_label"),
     Row("Π-model", "pi_model"),
+    Row("Temporal Ensembling", "temporal_ensembling"),
+    Row("Mean Teacher", "mean_teacher"),
     Row("VAT", "vat"),
+    Row("SNTG on Π-model", "sntg"),
+    Row("SWA on Π-model", "fast_swa", ("--training.swa_every", str(30 / 480))),
+    Row("fast-SWA on Π-model", "fast_swa"),
+    Row("Deep Co-Training, 2 views", "deep_cotraining"),
+    Row("SSL with Memory", "memory"),
+    Row("Compact clustering", "compact_clustering"),
+    Row("MixUp", "mixup"),
+    Row("MixMatch", "mixmatch"),
+    Row("FixMatch", "fixmatch"),
     Row("Π-VAT", "pi_vat"),
+    Row("Π-VAT, read out by LabelSpreading", "pi_vat", read_out="label_spreading"),
     Row("Manifold Graph", "manifold_graph"),
+    Row("Manifold Graph on Mean Teacher", "manifold_graph", combined_with("mean_teacher")),
+    Row("Manifold Graph on FixMatch", "manifold_graph", combined_with("fixmatch")),
+    Row(
+        "supervised, all labels",
+        "supervised",
+        ("--data.stratify", "proportional"),
+        labels=DIGITS_TRAINING_IMAGES,
+    ),
 )
 
 _VALIDATION = ("--data.validation", "300")
