@@ -1006,6 +1006,961 @@ MUTATIONS += [
 ]
 
 
+# Methods that came later, each group with the tests that are about it
+TEACHER_TESTS = ("tests/nn/test_teacher.py", f"{CONTRACT} -k 'mean_teacher and not graph'", STEPS)
+FIXMATCH_TESTS = (
+    "tests/functional/test_pseudo_labels.py",
+    f"{CONTRACT} -k 'fixmatch and not graph'",
+    f"{STEPS} -k fixmatch",
+    "tests/data/test_batches.py",
+)
+STRONG_TESTS = ("tests/data/test_batches.py", "tests/data/test_preprocessing.py", "tests/test_engine.py")
+MIXING_TESTS = (
+    "tests/functional/test_mixing.py",
+    "tests/algorithms/test_mixing.py",
+    f"{CONTRACT} -k 'mixup or mixmatch'",
+)
+ENSEMBLE_TESTS = (
+    "tests/functional/test_ensemble.py tests/nn/test_ensemble.py",
+    "tests/algorithms/test_temporal_ensembling.py",
+    f"{CONTRACT} -k temporal_ensembling",
+)
+SNTG_TESTS = (
+    "tests/functional/test_neighbours.py tests/algorithms/test_sntg.py",
+    f"{CONTRACT} -k sntg",
+)
+COTRAINING_TESTS = (
+    "tests/functional/test_cotraining.py tests/nn/test_cotrained.py tests/algorithms/test_deep_cotraining.py",
+    f"{CONTRACT} -k deep_cotraining",
+)
+MEMORY_TESTS = (
+    "tests/functional/test_class_memory.py tests/nn/test_class_memory.py tests/algorithms/test_memory.py",
+    f"{CONTRACT} -k memory",
+)
+CLUSTERING_TESTS = (
+    "tests/functional/test_clustering.py tests/algorithms/test_compact_clustering.py",
+    f"{CONTRACT} -k compact_clustering",
+)
+MEMORY_READ = (
+    "labelled_memory, unlabelled_memory = self.memory.of_classes(batch.labels), self.memory(features[L:])"
+)
+SWA_TESTS = (
+    "tests/training/test_schedule.py tests/training/test_weight_average.py tests/algorithms/test_fast_swa.py",
+    "tests/training/test_loop.py",
+)
+
+MUTATIONS += [
+    *group(
+        "mean_teacher",
+        COMPARISONS,
+        TEACHER_TESTS,
+        (
+            "the student sees the teacher's view",
+            "Predictions(self.teacher(second), clean_logits)",
+            "Predictions(self.teacher(second), forward(second))",
+        ),
+        (
+            "the student is its own teacher",
+            "Predictions(self.teacher(second), clean_logits)",
+            "Predictions(forward(second), clean_logits)",
+        ),
+        (
+            "target and student exchanged",
+            "Predictions(self.teacher(second), clean_logits)",
+            "Predictions(clean_logits, self.teacher(second))",
+        ),
+        (
+            "never follows",
+            "self.teacher.follow(model, min(self.config.teacher_decay, 1 - 1 / (context.step + 1)))",
+            "pass",
+        ),
+        (
+            "decay ignored",
+            "min(self.config.teacher_decay, 1 - 1 / (context.step + 1))",
+            "1 - 1 / (context.step + 1)",
+        ),
+        (
+            "no rule for the first steps",
+            "min(self.config.teacher_decay, 1 - 1 / (context.step + 1))",
+            "self.config.teacher_decay",
+        ),
+        (
+            "the rule for the first steps a step early",
+            "1 - 1 / (context.step + 1))",
+            "1 - 1 / (context.step + 2))",
+        ),
+        ("the student predicts in the end", "return self.teacher.model", "return model"),
+    ),
+    *group(
+        "mean_teacher",
+        "nn/teacher.py",
+        TEACHER_TESTS,
+        ("in the gradient", "    @torch.no_grad()\n    def forward", "    def forward"),
+        (
+            "trained like the student",
+            "copy.deepcopy(student).requires_grad_(False)",
+            "copy.deepcopy(student)",
+        ),
+        ("shares the student's weights", "copy.deepcopy(student)", "copy.copy(student)"),
+        ("decay the wrong way round", "own.lerp_(weight, 1 - decay)", "own.lerp_(weight, decay)"),
+        ("running statistics copied", "if name not in statistics:", "if True:"),
+        ("other buffers not copied", "own_buffer.copy_(buffer)", "pass"),
+        ("in evaluation mode", "self.model(images)", "self.model.eval()(images)"),
+    ),
+    *group(
+        "mean_teacher",
+        "algorithms/mean_teacher.py",
+        ("tests/test_recipes.py", *TEACHER_TESTS),
+        ("an average of the average", "keeps_average = True", "keeps_average = False"),
+    ),
+    *group(
+        "fixmatch",
+        COMPARISONS,
+        FIXMATCH_TESTS,
+        ("threshold ignored", "threshold=self.config.threshold", "threshold=0.0"),
+        ("the student's view is weak", 'second_view = "strong"', 'second_view = "weak"'),
+        (
+            "weak view as student",
+            "return Predictions(clean_logits, forward(second))\n",
+            "return Predictions(clean_logits, clean_logits)\n",
+        ),
+        (
+            "target of the strong view",
+            "return Predictions(clean_logits, forward(second))\n",
+            "return Predictions(forward(second), clean_logits)\n",
+        ),
+    ),
+    *group(
+        "fixmatch",
+        "functional/pseudo_labels.py",
+        FIXMATCH_TESTS,
+        ("mean over the sure ones", "(losses * sure).mean()", "losses.sum() / sure.sum().clamp_min(1)"),
+        ("sure ones not chosen", "(losses * sure).mean()", "losses.mean()"),
+        ("unsure at the threshold", "confidence >= threshold", "confidence > threshold"),
+        (
+            "probabilities as targets",
+            "F.cross_entropy(student_logits, classes,",
+            "F.cross_entropy(student_logits, target_logits.softmax(dim=1),",
+        ),
+        (
+            "sure by the student",
+            "target_logits.softmax(dim=1).max(dim=1)",
+            "student_logits.softmax(dim=1).max(dim=1)",
+        ),
+        ("softmax applied twice", "(student_logits, classes,", "(student_logits.softmax(dim=1), classes,"),
+    ),
+    *group(
+        "memories",
+        "nn/memory.py",
+        ("tests/nn/test_memory.py",),
+        (
+            "in the trained model",
+            "module.state_dict().items() if name not in remembered",
+            "module.state_dict().items()",
+        ),
+        ("read from a file", " if not name.startswith(memories)", ""),
+        (
+            "anything may be missing",
+            "module.load_state_dict({**{name: remembered[name] for name in _remembered(module)}, **known})",
+            "module.load_state_dict(known, strict=False)",
+        ),
+    ),
+    *group(
+        "data",
+        "data/batches.py",
+        STRONG_TESTS,
+        (
+            "strong views not strong",
+            "strongly_augment(shifted, self._strong, self._generator, self._shard, scale=images.white)",
+            "shifted",
+        ),
+        (
+            "strong views not shifted",
+            "shifted = augment(original, augmentation, self._generator, self._shard)",
+            "shifted = original",
+        ),
+        ("strong views whitened before", "images.original(indices)", "images.stored(indices)"),
+        (
+            "settings of strong views ignored",
+            "self._strong = StrongAugmentationConfig() if strong is None else strong",
+            "self._strong = StrongAugmentationConfig()",
+        ),
+        ("strong views not told what white is", ", scale=images.white", ""),
+        (
+            "strong vectors not prepared first",
+            "images.prepare_original(original), self._strong",
+            "original, self._strong",
+        ),
+        (
+            "positions are indices",
+            "positions = torch.searchsorted(self._sorted_pool, taken)",
+            "positions = taken",
+        ),
+        (
+            "positions are places in the batch",
+            "positions = torch.searchsorted(self._sorted_pool, taken)",
+            "positions = torch.arange(len(taken))",
+        ),
+        ("positions in a pool that is not sorted", "unlabelled.sort().values", "unlabelled"),
+    ),
+    *group(
+        "data",
+        "data/prepared.py",
+        STRONG_TESTS,
+        (
+            "originals are whitened",
+            "return self._images.index_select(0, indices)\n",
+            "return self.stored(indices)\n",
+        ),
+        (
+            "strong views not whitened",
+            '"""Network input from what `original` gave."""\n        return self._preprocessing(images)',
+            '"""Network input from what `original` gave."""\n        return self.prepare(images)',
+        ),
+    ),
+    *group(
+        "data",
+        "build.py",
+        STRONG_TESTS,
+        ("white of the data set ignored", "progress, white=dataset.white)", "progress)"),
+        (
+            "room for too few images",
+            "algorithm.expect_images(len(pool))",
+            "algorithm.expect_images(config.batch.unlabelled)",
+        ),
+    ),
+    *group(
+        "strong_augmentation",
+        "data/strong_augmentation.py",
+        ("tests/data/test_strong_augmentation.py",),
+        (
+            "the same operations for all images",
+            "kinds = (which * len(OPERATIONS)).long()",
+            "kinds = (which[:1] * len(OPERATIONS)).long().expand_as(which)",
+        ),
+        ("the last operation never drawn", "(which * len(OPERATIONS))", "(which * (len(OPERATIONS) - 1))"),
+        ("magnitude ignored", "neutral + config.magnitude * (", "neutral + ("),
+        (
+            "magnitude scales from zero",
+            "neutral + config.magnitude * (low + (high - low) * levels - neutral)",
+            "config.magnitude * (low + (high - low) * levels)",
+        ),
+        (
+            "one operation only",
+            "zip(kinds.unbind(dim=1), amounts.unbind(dim=1), strict=True)",
+            "[(kinds[:, 0], amounts[:, 0])]",
+        ),
+        (
+            "nothing cut out",
+            "_squares(square, view, config.cutout).to(torch.uint8)",
+            "torch.zeros_like(view)",
+        ),
+        ("the square black", "add_(fill * inside)", "add_(0 * inside)"),
+        (
+            "largest square never drawn",
+            "draws.new_tensor([longest + 1, H, W])",
+            "draws.new_tensor([longest, H, W])",
+        ),
+        (
+            "rows and columns exchanged",
+            "(covered(row, H).unsqueeze(2) & covered(column, W).unsqueeze(1))",
+            "(covered(column, H).unsqueeze(2) & covered(row, W).unsqueeze(1))",
+        ),
+        (
+            "what is outside is black",
+            "F.pad(images, (1, 1, 1, 1), value=fill)",
+            "F.pad(images, (1, 1, 1, 1))",
+        ),
+        ("turned about a pixel's corner", "view(H, 1) + 0.5", "view(H, 1)"),
+        ("turned the wrong way", "cosine * right - sine * down", "cosine * right + sine * down"),
+        ("solarised one value late", "torch.where(values < threshold", "torch.where(values <= threshold"),
+        ("a bit too many is kept", "2 ** (8 - bits.long()", "2 ** (7 - bits.long().clamp_max(7)"),
+        (
+            "grey is the mean of the channels",
+            "(19595 * red + 38470 * green + 7471 * blue + 32768) >> 16",
+            "(red + green + blue) // 3",
+        ),
+        (
+            "contrast about middle grey",
+            "_mixed(mean.unsqueeze(2), ",
+            "_mixed(torch.full_like(mean, 128).unsqueeze(2), ",
+        ),
+        (
+            "images not put back in their order",
+            ".index_select(0, order.argsort())",
+            ".index_select(0, order)",
+        ),
+        ("the image itself is changed", "return images.clone()", "return images"),
+        (
+            "random numbers of the whole world",
+            "size, generator=generator, device=device, dtype=torch.float32))\n    which",
+            "size, device=device, dtype=torch.float32))\n    which",
+        ),
+    ),
+    *group(
+        "pseudo_label",
+        "algorithms/pseudo_label.py",
+        ("tests/algorithms/test_pseudo_label.py", f"{CONTRACT} -k pseudo_label"),
+        ("ramp ignored", "ramp * config.pseudo_label_weight", "config.pseudo_label_weight"),
+        ("weight ignored", "ramp * config.pseudo_label_weight", "ramp"),
+        ("threshold ignored", "threshold=config.threshold", "threshold=0.0"),
+        ("targets never balanced", "self.target_balance(unlabelled_logits)", "unlabelled_logits"),
+        (
+            "nothing taught",
+            "confident_cross_entropy(target_logits, unlabelled_logits,",
+            "confident_cross_entropy(target_logits, target_logits,",
+        ),
+        (
+            "term dropped",
+            '                "pseudo_label": ramp * config.pseudo_label_weight * pseudo_label,\n',
+            "",
+        ),
+        (
+            "entropy and balance dropped",
+            "                **self.extra_terms(unlabelled_logits, context.progress),\n",
+            "",
+        ),
+        (
+            "health of the labelled images",
+            "prediction_health(unlabelled_logits,",
+            "prediction_health(labelled_logits,",
+        ),
+    ),
+    *group(
+        "pseudo_label",
+        "algorithms/ramps.py",
+        ("tests/algorithms/test_pseudo_label.py", "tests/algorithms/test_mixing.py"),
+        ("ramp begins at once", "(progress - start) / (end - start)", "progress / end"),
+        ("ramp below zero before it begins", "0.0 if progress <= start else ", ""),
+        ("ramp goes on climbing", "if progress >= end:", "if end == 0:"),
+    ),
+    *group(
+        "mixing",
+        "algorithms/mixing.py",
+        MIXING_TESTS,
+        (
+            "nobody shuffled",
+            "torch.randperm(B, generator=generator, device=images.device)",
+            "torch.arange(B, device=images.device)",
+        ),
+        (
+            "shuffled by the global random numbers",
+            "torch.randperm(B, generator=generator, ",
+            "torch.randperm(B, ",
+        ),
+        ("λ' = max(λ, 1 - λ) missing", "    share = torch.maximum(share, 1 - share)\n", ""),
+        (
+            "one λ for the batch",
+            "share = shard.own(symmetric_beta(uniforms, alpha))",
+            "share = shard.own(symmetric_beta(uniforms, alpha))[:1].expand(len(images))",
+        ),
+        ("labels not mixed", "mix(probs, shard.gather(probs)[partners], share)", "probs"),
+        ("labels of another partner", "shard.gather(probs)[partners]", "shard.gather(probs).flip(0)"),
+        ("images not mixed", "mix(images, shard.gather(images)[partners], share)", "images"),
+        (
+            "clean pass never in the gradient",
+            "if config.entropy_weight > 0 or config.balance_weight > 0:",
+            "if False:",
+        ),
+        ("clean pass in the gradient for nothing", "return torch.no_grad()", "return nullcontext()"),
+    ),
+    *group(
+        "mixing",
+        "functional/mixing.py",
+        MIXING_TESTS,
+        ("shares exchanged", "share * first + (1 - share) * second", "share * second + (1 - share) * first"),
+        ("α ignored", "u.log() / alpha", "u.log()"),
+        ("λ never below a half", "cosine.sign() * ratio.sqrt()", "ratio.sqrt()"),
+        (
+            "mean of logits instead of probabilities",
+            "F.log_softmax(logits, dim=2).logsumexp(dim=0) - math.log(len(logits))",
+            "logits.mean(dim=0)",
+        ),
+        ("sum of probabilities instead of their mean", " - math.log(len(logits))", ""),
+        ("temperature ignored", "logits.detach() / temperature", "logits.detach()"),
+        ("temperature the wrong way round", "logits.detach() / temperature", "logits.detach() * temperature"),
+        ("guess not constant", "logits.detach() / temperature", "logits / temperature"),
+        ("target of the cross-entropy not constant", "-(target_probs.detach() * F", "-(target_probs * F"),
+        ("target of the squared error not constant", "(target_probs.detach() - F", "(target_probs - F"),
+        ("squared error summed over classes", ".square().mean()", ".square().sum(dim=1).mean()"),
+        ("cross-entropy averaged over classes", ".sum(dim=1).mean()", ".mean()"),
+    ),
+    *group(
+        "mixup",
+        "algorithms/mixup.py",
+        ("tests/algorithms/test_mixing.py", f"{CONTRACT} -k mixup"),
+        ("running statistics moved by the mixed pass", FROZEN, NO_CONTEXT),
+        (
+            "unmixed images learned",
+            "torch.cat([mixed_labelled.images, mixed_unlabelled.images])",
+            "torch.cat([labelled, unlabelled])",
+        ),
+        (
+            "unmixed guesses learned",
+            "soft_cross_entropy(mixed_unlabelled.probs,",
+            "soft_cross_entropy(guess,",
+        ),
+        ("unmixed labels learned", "soft_cross_entropy(mixed_labelled.probs,", "soft_cross_entropy(classes,"),
+        ("targets never balanced", "self.target_balance(clean_logits).softmax", "clean_logits.softmax"),
+        ("ramp ignored", "ramp * config.mixed_consistency_weight", "config.mixed_consistency_weight"),
+        ("entropy of mixed predictions", "extra_terms(clean_logits,", "extra_terms(unlabelled_logits,"),
+        (
+            "health of mixed predictions",
+            "prediction_health(clean_logits,",
+            "prediction_health(unlabelled_logits,",
+        ),
+        (
+            "softmax applied twice",
+            "self.target_balance(clean_logits).softmax(dim=1)",
+            "self.target_balance(clean_logits.softmax(dim=1)).softmax(dim=1)",
+        ),
+    ),
+    *group(
+        "mixmatch",
+        "algorithms/mixmatch.py",
+        ("tests/algorithms/test_mixing.py", f"{CONTRACT} -k mixmatch"),
+        ("guesses not sharpened", "sharpen(guess, config.temperature)", "sharpen(guess, 1.0)"),
+        (
+            "guess of the first view alone",
+            "[first_logits.detach(), *(self.model(view) for view in others)]",
+            "[first_logits.detach()]",
+        ),
+        (
+            "softmax applied twice",
+            "sharpen(guess, config.temperature)",
+            "sharpen(guess.exp(), config.temperature)",
+        ),
+        ("running statistics moved by the mixed pass", FROZEN, NO_CONTEXT),
+        (
+            "targets never balanced",
+            "self.target_balance(mean_log_probs(torch.stack(view_logits)))",
+            "mean_log_probs(torch.stack(view_logits))",
+        ),
+        (
+            "cross-entropy instead of the squared error",
+            "consistency = soft_squared_error(",
+            "consistency = soft_cross_entropy(",
+        ),
+        ("ramp ignored", "ramp * config.mixed_consistency_weight", "config.mixed_consistency_weight"),
+        ("α ignored", "config.alpha,\n", "1.0,\n"),
+        (
+            "unlabelled images in the labelled term",
+            "soft_cross_entropy(labelled_probs, labelled_logits)",
+            "soft_cross_entropy(mixed.probs, mixed_logits)",
+        ),
+        (
+            "health of mixed predictions",
+            "prediction_health(first_logits,",
+            "prediction_health(unlabelled_logits,",
+        ),
+    ),
+    *group(
+        "temporal_ensembling",
+        "algorithms/temporal_ensembling.py",
+        ENSEMBLE_TESTS,
+        (
+            "updated before it is read",
+            "        target_logits = self._target_logits(positions, clean_logits.detach())\n"
+            "        self.ensemble.update(positions, clean_logits.detach().softmax(dim=1))\n",
+            "        self.ensemble.update(positions, clean_logits.detach().softmax(dim=1))\n"
+            "        target_logits = self._target_logits(positions, clean_logits.detach())\n",
+        ),
+        ("never updated", "self.ensemble.update(positions, clean_logits.detach().softmax(dim=1))", "pass"),
+        ("logits remembered", "clean_logits.detach().softmax(dim=1))", "clean_logits.detach())"),
+        ("targets remembered", "clean_logits.detach().softmax(dim=1))", "target_logits.softmax(dim=1))"),
+        (
+            "images without a target compared too",
+            "known = targets.known.unsqueeze(1)",
+            "known = torch.ones_like(targets.known).unsqueeze(1)",
+        ),
+        (
+            "targets never balanced",
+            "self.target_balance(target_logits), own_logits)",
+            "target_logits, own_logits)",
+        ),
+        (
+            "images without a target balanced",
+            "return torch.where(known, self.target_balance(target_logits), own_logits)",
+            "return self.target_balance(target_logits)",
+        ),
+        ("a probability of zero", "targets.probs.clamp_min(smallest).log()", "targets.probs.log()"),
+        ("ramp ignored", "ramp * config.consistency_weight", "config.consistency_weight"),
+        ("probabilities where logits belong", "targets.probs.clamp_min(smallest).log()", "targets.probs"),
+    ),
+    *group(
+        "temporal_ensembling",
+        "functional/ensemble.py",
+        ENSEMBLE_TESTS,
+        (
+            "decay the wrong way round",
+            "decay * ensemble + (1 - decay) * probs",
+            "(1 - decay) * ensemble + decay * probs",
+        ),
+        (
+            "bias correction by one prediction too many",
+            "count.to(ensemble.dtype)",
+            "(count + 1).to(ensemble.dtype)",
+        ),
+        ("divided by zero without a prediction", "torch.where(count > 0, weight, 1)", "weight"),
+    ),
+    *group(
+        "temporal_ensembling",
+        "nn/ensemble.py",
+        ENSEMBLE_TESTS,
+        (
+            "bias correction missing",
+            "bias_corrected(self.ensemble[positions], count, decay=self.decay)",
+            "self.ensemble[positions]",
+        ),
+        ("one count for all images", "self.count[images] += 1", "self.count += 1"),
+        ("never counted", "self.count[images] += 1", "pass"),
+        ("an image twice counts twice", " / shares.sum(dim=1, keepdim=True)", ""),
+        (
+            "position ignored",
+            "count = self.count[positions]",
+            "positions = torch.arange(len(positions)); count = self.count[positions]",
+        ),
+    ),
+    *group(
+        "sntg",
+        "algorithms/sntg.py",
+        SNTG_TESTS,
+        ("features of the target's view", "            nonlocal student_features\n", ""),
+        (
+            "labels ignored",
+            "torch.cat([batch.labels, target_logits.argmax(dim=1)])",
+            "torch.cat([labelled_logits.argmax(dim=1), target_logits.argmax(dim=1)])",
+        ),
+        ("the student's graph", "target_logits.argmax(dim=1)", "predictions.student_logits.argmax(dim=1)"),
+        ("margin ignored", "margin=config.margin", "margin=0.0"),
+        (
+            "detached features",
+            "torch.cat([labelled_features, student_features])",
+            "torch.cat([labelled_features, student_features.detach()])",
+        ),
+        (
+            "targets never balanced",
+            "self.target_balance(predictions.target_logits)",
+            "predictions.target_logits",
+        ),
+        (
+            "neighbours dropped",
+            '                "neighbours": ramp * config.neighbours_weight * neighbours,\n',
+            "",
+        ),
+        ("ramp left off the neighbours", "ramp * config.neighbours_weight", "config.neighbours_weight"),
+        ("ramp left off the consistency", "ramp * config.consistency_weight", "config.consistency_weight"),
+        ("batch norm not frozen in the other passes", "with frozen_running_statistics(model):", NO_CONTEXT),
+    ),
+    *group(
+        "sntg",
+        "functional/neighbours.py",
+        SNTG_TESTS,
+        (
+            "neighbours and strangers exchanged",
+            "neighbours = classes[i] == classes[j]",
+            "neighbours = classes[i] != classes[j]",
+        ),
+        ("strangers pushed without end", "(margin - distances).clamp_min(0)", "(margin - distances)"),
+        ("not squared", ".clamp_min(0)).square()", ".clamp_min(0))"),
+        ("sum over features", "torch.pdist(features) / math.sqrt(D)", "torch.pdist(features)"),
+        ("sum over pairs", "terms.sum() / max(len(terms), 1)", "terms.sum()"),
+        ("divided by zero with one image", "max(len(terms), 1)", "len(terms)"),
+    ),
+    *group(
+        "deep_cotraining",
+        "algorithms/deep_cotraining.py",
+        COTRAINING_TESTS,
+        ("adversarial image of the own view", "partner(images + noise)", "view(images + noise)"),
+        ("no adversarial image", "partner(images + noise)", "partner(images)"),
+        (
+            "target of the difference detached",
+            "prediction_cross_entropy(target, partner",
+            "prediction_cross_entropy(target.detach(), partner",
+        ),
+        (
+            "target of the partner",
+            "prediction_cross_entropy(target, partner(images + noise))",
+            "prediction_cross_entropy(partner(images), partner(images + noise))",
+        ),
+        ("agreement on labelled images too", "view_disagreement(logits[:, L:])", "view_disagreement(logits)"),
+        (
+            "labels not used for adversarial images",
+            "torch.cat([batch.labels, target[L:].argmax(dim=1)])",
+            "target.argmax(dim=1)",
+        ),
+        ("masks of the gradient its own", "with_masks(view, same_masks)", "view"),
+        ("gradient in low precision", "with full_precision(view):", NO_CONTEXT),
+        ("one view learns the labels", "classification.sum()", "classification[0]"),
+        (
+            "running statistics of the other views not frozen",
+            "frozen_running_statistics(self)",
+            "frozen_running_statistics(self.model)",
+        ),
+        ("always the same partners", "turn = step % others", "turn = 0"),
+        (
+            "all begin with the same weights",
+            "self.build_model(backbone.another(), num_classes)",
+            "__import__('copy').deepcopy(self.model)",
+        ),
+        ("one view predicts", "CoTrainedViews(self.views)", "self.model"),
+        (
+            "entropy of the first view",
+            "self.extra_terms(logits[:, L:].flatten(0, 1),",
+            "self.extra_terms(logits[0, L:],",
+        ),
+        ("ramp left off the agreement", "ramp * config.agreement_weight", "config.agreement_weight"),
+        ("ramp left off the difference", "ramp * config.difference_weight", "config.difference_weight"),
+        ("targets never balanced", "logits[:, num_labelled:] + bias", "logits[:, num_labelled:]"),
+        (
+            "labelled targets balanced",
+            "torch.cat([logits[:, :num_labelled], logits[:, num_labelled:] + bias], dim=1)",
+            "logits + bias",
+        ),
+    ),
+    *group(
+        "deep_cotraining",
+        "functional/cotraining.py",
+        COTRAINING_TESTS,
+        (
+            "towards the class instead of away",
+            "return epsilon * gradient.sign()",
+            "return -epsilon * gradient.sign()",
+        ),
+        ("gradient instead of its sign", "return epsilon * gradient.sign()", "return epsilon * gradient"),
+        (
+            "entropy of the views not taken off",
+            "from_mean = log_probs - mean_log_probs(logits)",
+            "from_mean = -mean_log_probs(logits)",
+        ),
+        ("mean of logits", "mean_log_probs(logits)  #", "logits.mean(dim=0).log_softmax(dim=1)  #"),
+        ("gradient stopped at the mean", "mean_log_probs(logits)  #", "mean_log_probs(logits).detach()  #"),
+        ("gradient found under autocast", ", torch.autocast(images.device.type, enabled=False)", ""),
+        (
+            "gradients of parameters accumulated",
+            "(gradient,) = torch.autograd.grad(distance, images)",
+            "distance.backward(); gradient = images.grad",
+        ),
+    ),
+    *group(
+        "deep_cotraining",
+        "nn/cotrained.py",
+        COTRAINING_TESTS,
+        (
+            "mean of logits predicts",
+            "mean_log_probs(torch.stack([view(images) for view in self.views]))",
+            "torch.stack([view(images) for view in self.views]).mean(dim=0)",
+        ),
+    ),
+    *group(
+        "memory",
+        "algorithms/memory.py",
+        MEMORY_TESTS,
+        (
+            "read before it is written",
+            f"        self.memory.update(features[:L], logits[:L], batch.labels)\n        {MEMORY_READ}\n",
+            f"        {MEMORY_READ}\n        self.memory.update(features[:L], logits[:L], batch.labels)\n",
+        ),
+        ("never written", "        self.memory.update(features[:L], logits[:L], batch.labels)\n", ""),
+        (
+            "labelled images looked up by their features",
+            "self.memory.of_classes(batch.labels)",
+            "self.memory(features[:L])",
+        ),
+        (
+            "looked up with detached features",
+            "self.memory(features[L:])",
+            "self.memory(features[L:].detach())",
+        ),
+        (
+            "entropy of the network",
+            "entropy(torch.cat([labelled_memory, unlabelled_memory]))",
+            "entropy(logits)",
+        ),
+        (
+            "entropy of unlabelled images alone",
+            "entropy(torch.cat([labelled_memory, unlabelled_memory]))",
+            "entropy(unlabelled_memory)",
+        ),
+        ("targets never balanced", "unlabelled_memory + bias", "unlabelled_memory"),
+        ("ramp left off the entropy", "ramp * config.memory_entropy_weight", "config.memory_entropy_weight"),
+        (
+            "ramp left off the divergence",
+            "ramp * config.memory_divergence_weight",
+            "config.memory_divergence_weight",
+        ),
+    ),
+    *group(
+        "memory",
+        "functional/class_memory.py",
+        MEMORY_TESTS,
+        (
+            "sure and unsure count the same",
+            "(memory_log_probs.amax(dim=1).exp() * distance).mean()",
+            "distance.mean()",
+        ),
+        (
+            "divergence the wrong way round",
+            "(log_probs.exp() * (log_probs - memory_log_probs))",
+            "(memory_log_probs.exp() * (memory_log_probs - log_probs))",
+        ),
+        ("unseen classes have a say", ".masked_fill(~is_known, -torch.inf)", ""),
+        ("the farthest class", "(-distance).masked_fill", "distance.masked_fill"),
+        ("the 1 in 1 + n missing", "rate / (1 + number)", "rate / number.clamp_min(1)"),
+        ("values not normalised", "values / values.sum(dim=1, keepdim=True)", "values"),
+        (
+            "keys without the old ones",
+            "keys - share * (number * keys - members @ features)",
+            "keys - share * (keys - members @ features)",
+        ),
+        ("prediction of zero", "probs.clamp_min(torch.finfo(probs.dtype).tiny).log()", "probs.log()"),
+    ),
+    *group(
+        "memory",
+        "nn/class_memory.py",
+        MEMORY_TESTS,
+        (
+            "logits remembered instead of probabilities",
+            "logits.detach().to(dtype).softmax(dim=1)",
+            "logits.detach().to(dtype)",
+        ),
+        ("classes never known", "self.is_known[labels] = True", "pass"),
+        (
+            "all classes known",
+            "torch.zeros(num_classes, dtype=torch.bool)",
+            "torch.ones(num_classes, dtype=torch.bool)",
+        ),
+        ("values never written", "self.values.copy_(values)", "pass"),
+    ),
+    *group(
+        "compact_clustering",
+        "algorithms/compact_clustering.py",
+        CLUSTERING_TESTS,
+        ("gradient never through the labels", "if config.detach_propagation:", "if True:"),
+        ("gradient always through the labels", "if config.detach_propagation:", "if False:"),
+        ("scale ignored", ", scale=config.scale)", ")"),
+        ("smoothing ignored", "smoothing=config.smoothing", "smoothing=1e-5"),
+        ("one step only", "num_steps=config.num_steps", "num_steps=1"),
+        ("in float32", "features.double()", "features.float()"),
+        ("ramp ignored", "ramp * config.clustering_weight", "config.clustering_weight"),
+        (
+            "detached features",
+            "self._clustering(self.shard.gather(features),",
+            "self._clustering(self.shard.gather(features.detach()),",
+        ),
+        (
+            "labels balanced too",
+            "torch.cat([posteriors[: len(labels)], self._balanced(posteriors[len(labels) :])])",
+            "self._balanced(posteriors)",
+        ),
+        (
+            "never balanced",
+            "weighted = posteriors * self.target_balance.bias.to(posteriors.dtype).exp()",
+            "weighted = posteriors",
+        ),
+        (
+            "balanced without normalising",
+            "return weighted / weighted.sum(dim=1, keepdim=True)",
+            "return weighted",
+        ),
+        (
+            "term dropped",
+            '                "clustering": ramp * config.clustering_weight * clustering.to(logits.dtype),\n',
+            "",
+        ),
+    ),
+    *group(
+        "compact_clustering",
+        "functional/clustering.py",
+        CLUSTERING_TESTS,
+        ("not by class on the way", "transitions * (posteriors @ posteriors.T)", "transitions"),
+        ("classes of any size alike", "(posteriors / mass.masked_fill(mass == 0, 1)).T", "posteriors.T"),
+        ("divided by zero without a class", "mass.masked_fill(mass == 0, 1)", "mass"),
+        ("sum over steps", "return loss / num_steps", "return loss"),
+        ("a step too many", "range(2, num_steps + 1)", "range(1, num_steps + 1)"),
+        (
+            "sum over images",
+            "loss = -(ideal * log_transitions).sum(dim=1).mean()",
+            "loss = -(ideal * log_transitions).sum()",
+        ),
+        (
+            "labels walk one step only",
+            "torch.linalg.solve(system, to_labelled @ known)",
+            "to_labelled @ known",
+        ),
+        (
+            "staying where one is",
+            "log_transitions.masked_fill(itself, -torch.inf)[L:]",
+            "log_transitions[L:]",
+        ),
+        ("no smoothing", "walk = (1 - smoothing) * walk + smoothing * to_any[L:]", "pass"),
+        (
+            "columns normalised",
+            "F.log_softmax(scale * (features @ features.T), dim=1)",
+            "F.log_softmax(scale * (features @ features.T), dim=0)",
+        ),
+    ),
+    *group(
+        "fast_swa",
+        "algorithms/weight_averaging.py",
+        SWA_TESTS,
+        (
+            "the teacher predicts",
+            "        return self.model\n",
+            "        return self.comparison.evaluated(self.model)\n",
+        ),
+        ("allowed without an average", "needs_weight_average = True", "needs_weight_average = False"),
+    ),
+    *group(
+        "fast_swa",
+        "training/schedule.py",
+        SWA_TESTS,
+        ("no cycles", "if progress >= self.cosine:", "if False:"),
+        ("one long cycle", "progress -= cycles * self.cycle", "progress -= self.cycle"),
+        (
+            "the cosine ends with its first part",
+            "math.pi * progress / self.cosine_zero",
+            "math.pi * progress / self.cosine",
+        ),
+        ("rounding at the border of cycles", "/ self.cycle + 1e-9) + 1", "/ self.cycle) + 1"),
+        ("the rate twice as high", "self.max_learning_rate / 2 * (1", "self.max_learning_rate * (1"),
+        (
+            "momentum the lowest",
+            "            self.max_momentum,\n        )",
+            "            self.min_momentum,\n        )",
+        ),
+        ("shape ignored", 'if self.shape == "cosine_cycles" else', "if False else"),
+    ),
+    *group(
+        "fast_swa",
+        LOOP,
+        SWA_TESTS,
+        ("interval ignored", "if config.swa_every == 0:", "if True:"),
+        (
+            "an interval early",
+            "math.floor(since / config.swa_every + 1e-9)",
+            "math.ceil(since / config.swa_every - 1e-9)",
+        ),
+        (
+            "rounding at the border of intervals",
+            "math.floor(since / config.swa_every + 1e-9)",
+            "math.floor(since / config.swa_every)",
+        ),
+        ("weights before the average begins", "max(0, math.floor(", "(math.floor("),
+        (
+            "the average predicts before there is one",
+            "if self.average is None or self.average.n_averaged == 0:",
+            "if self.average is None:",
+        ),
+    ),
+    *group(
+        "readout",
+        "readout.py",
+        ("tests/test_readout.py",),
+        (
+            "true classes of unlabelled images told",
+            "known = torch.where(torch.isin(graph, labelled), dataset.classes[graph], UNLABELLED)",
+            "known = dataset.classes[graph]",
+        ),
+        ("true classes of evaluated images told", "np.full(M, UNLABELLED)", "np.zeros(M, dtype=np.int64)"),
+        (
+            "evaluated images always in the graph",
+            "    if transductive:\n        features",
+            "    transductive = True\n    if transductive:\n        features",
+        ),
+        (
+            "classes in the order in which they are known",
+            "probs[:, model.classes_] = answers",
+            "probs[:, : answers.shape[1]] = answers",
+        ),
+        (
+            "features not of length 1",
+            "F.normalize(features.double(), dim=1).numpy()",
+            "features.double().numpy()",
+        ),
+        ("neighbours ignored", '"n_neighbors": neighbours', '"n_neighbors": NEIGHBOURS'),
+        ("spreading instead of propagation", 'if method == "label_propagation":', "if False:"),
+        (
+            "images no label comes to have the first class",
+            "own_logits.double().softmax(dim=1))",
+            "torch.zeros(()))",
+        ),
+        (
+            "only labelled images in the graph",
+            'torch.cat([labelled, indices_of(run, "unlabelled")])',
+            "torch.cat([labelled, labelled])",
+        ),
+        (
+            "rows of the graph in another order than their labels",
+            "graph_features, features = outputs(before_linear, graph)",
+            "graph_features, features = outputs(before_linear, graph.flip(0))",
+        ),
+    ),
+    *group(
+        "readout",
+        "nn/classifier.py",
+        ("tests/test_readout.py", "tests/nn/test_classifier.py"),
+        (
+            "raw features instead of refined ones",
+            "            features = self.graph.refine_images(features, self.prototype_embeddings)\n",
+            "            pass\n",
+        ),
+    ),
+    # Two processes, of methods that look at more than one image at a time
+    Mutation(
+        "processes: strong views of each its own",
+        "data/batches.py",
+        "strongly_augment(shifted, self._strong, self._generator, self._shard, scale",
+        "strongly_augment(shifted, self._strong, self._generator, scale",
+        (followed("fixmatch"),),
+    ),
+    Mutation(
+        "processes: partners among its own images only",
+        "algorithms/mixing.py",
+        "        mix(images, shard.gather(images)[partners], share),\n"
+        "        mix(probs, shard.gather(probs)[partners], share),\n",
+        "        mix(images, images[partners % len(images)], share),\n"
+        "        mix(probs, probs[partners % len(images)], share),\n",
+        ("tests/algorithms/test_mixing.py -k processes", followed("mixmatch")),
+    ),
+    Mutation(
+        "processes: ensemble of its own images only",
+        "nn/ensemble.py",
+        "        positions = self.shard.gather(positions)\n"
+        "        probs = self.shard.gather(probs.to(self.ensemble.dtype))\n",
+        "        probs = probs.to(self.ensemble.dtype)\n",
+        ("tests/nn/test_ensemble.py", followed("temporal_ensembling")),
+    ),
+    Mutation(
+        "processes: neighbours among its own images only",
+        "algorithms/sntg.py",
+        "            self.shard.gather(torch.cat([labelled_features, student_features])),\n"
+        "            self.shard.gather(torch.cat([batch.labels, target_logits.argmax(dim=1)])),\n",
+        "            torch.cat([labelled_features, student_features]),\n"
+        "            torch.cat([batch.labels, target_logits.argmax(dim=1)]),\n",
+        (followed("sntg-pi_model"),),
+    ),
+    Mutation(
+        "processes: class memory of its own images only",
+        "nn/class_memory.py",
+        "            self.shard.gather(features.detach().to(dtype)),\n"
+        "            self.shard.gather(logits.detach().to(dtype).softmax(dim=1)),\n"
+        "            labels,\n",
+        "            features.detach().to(dtype),\n"
+        "            logits.detach().to(dtype).softmax(dim=1),\n"
+        "            self.shard.own(labels),\n",
+        ("tests/nn/test_class_memory.py", followed("memory")),
+    ),
+    Mutation(
+        "processes: clusters of its own images only",
+        "algorithms/compact_clustering.py",
+        "self._clustering(self.shard.gather(features), self.shard.gather(batch.labels))",
+        "self._clustering(features, batch.labels)",
+        (followed("compact_clustering"),),
+    ),
+]
+
+
 TEST_FOLDERS = ["tests/functional", "tests/training/test_schedule.py", "tests/nn", "tests/algorithms"]
 DATA_TESTS = [
     *(f"tests/data/test_{name}.py" for name in ("augmentation", "batches", "preprocessing", "split")),
