@@ -208,10 +208,18 @@ def test_balanced_targets_leave_the_memory_as_it_is() -> None:
     assert abs(without - with_balance) > 1e-6
     # Without a target there is nothing to balance: the first step is zero all the same.
     assert [output.terms["consistency"].item() for output in outputs[0]] == [0.0, 0.0]
-    # What the balance remembers are logits of the targets, and of the predictions where there was none.
-    target = plain.ensemble.ensemble[:NUM_UNLABELLED]
-    assert balanced.target_balance.recent_logits.isfinite().all()
-    assert int(balanced.target_balance.count) == 2 * len(target)
+
+
+def test_balance_remembers_targets_and_predictions_where_there_is_none() -> None:
+    algorithm = method(balance_memory=20).double()
+    algorithm.ensemble.update(torch.tensor([1, 4]), normal(2, 3, seed=8).softmax(dim=1))
+    targets = algorithm.ensemble.targets(torch.arange(NUM_UNLABELLED)).probs
+    with recorded_outputs(algorithm.model.linear) as seen:
+        step_of(algorithm, batch_for(algorithm, dtype=torch.float64))
+    own = seen[0][-NUM_UNLABELLED:]
+    expected = torch.stack([targets[i].log() if i in (1, 4) else own[i] for i in range(NUM_UNLABELLED)])
+    remembered = algorithm.target_balance.recent_logits[:NUM_UNLABELLED]
+    torch.testing.assert_close(remembered, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_targets_by_hand_with_balance() -> None:
@@ -255,7 +263,7 @@ def test_going_on_from_saved_state_is_exact() -> None:
         for step in (3, 4):
             batch = batch_for(algorithm, seed=step)
             results.append(copied(step_of(algorithm, batch, context_at(step)).terms))
-        return [*results, copied(algorithm.state_dict())]
+        return [*results, copied(dict(algorithm.named_buffers()))]
 
     algorithm, fresh = method(balance_memory=6), method(balance_memory=6, seed=1)
     for step in range(3):
