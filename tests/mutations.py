@@ -1998,8 +1998,9 @@ def tests_for(mutation: Mutation) -> tuple[str, ...]:
     if mutation.tests:
         return mutation.tests
     if mutation.what.startswith("training:"):
-        first = "tests/nn/test_passes.py" if file.startswith("nn/") else " ".join(TRAINING_TESTS)
-        return first, "tests/nn/test_passes.py", " ".join(RESUME_TESTS)
+        if file.startswith(("nn/", "algorithms/")):
+            return ("tests/nn/test_passes.py",)
+        return " ".join(TRAINING_TESTS), " ".join(RESUME_TESTS)
     if mutation.what.startswith("processes:"):
         return (
             followed("manifold_graph-generated" if file == GRAPH else "pi_vat"),
@@ -2081,14 +2082,18 @@ class Copy:
                 del commands[0]
             elif self.is_sound(failed[0]):
                 return failed
+            else:
+                self.failing.update(self.failed_tests(commands[0]))
         return []
 
     def is_sound(self, test: str) -> bool:
         """Whether a test passes where nothing is broken."""
-        if test not in self.sound | self.failing:
-            passes = "::" not in test or not self.failed_tests(shlex.quote(test))
-            (self.sound if passes else self.failing).add(test)
-        return test in self.sound
+        if test not in self.sound and "::" in test:
+            if self.failed_tests(shlex.quote(test)):
+                self.failing.add(test)
+                return False
+            self.sound.add(test)
+        return True
 
 
 def main(words: list[str]) -> int:
