@@ -113,7 +113,7 @@ class BatchStream(Iterator[Batch]):
         positions = None
         if request.unlabelled:
             taken = own(self._streams["unlabelled"].take(self._batch.unlabelled))
-            positions = torch.searchsorted(self._sorted_pool, taken)
+            positions = torch.searchsorted(self._sorted_pool, taken.contiguous())
             stored = self._images.stored(taken)
             unlabelled_views = {
                 name: self._view(kind, taken, stored) for name, kind in request.unlabelled.items()
