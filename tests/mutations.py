@@ -2015,7 +2015,7 @@ def tests_for(mutation: Mutation) -> tuple[str, ...]:
 WARM = multiprocessing.get_context("forkserver")
 """Starts processes in which torch is imported already, which takes longer than most tests."""
 WARM.set_forkserver_preload(
-    ["pytest", "torch", "torch._dynamo", "torch.distributed", "torch.optim.swa_utils"]
+    ["hypothesis", "jaxtyping", "numpy", "pytest", "torch", "torch._dynamo", "torch.distributed", "typeguard"]
 )
 
 
@@ -2028,10 +2028,11 @@ def run_tests(folder: Path, arguments: list[str]) -> None:
         os.dup2(answer.fileno(), 1)
         os.dup2(answer.fileno(), 2)
     os.chdir(folder)
-    os.environ |= {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ["PYTHONPATH"] = str(folder / "src")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # only what is broken is compiled again
     for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "manigraph")]:
         del sys.modules[name]  # of the project that is not broken
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = False
     sys.path[:0] = [str(folder), str(folder / "src")]
     code = pytest.main(arguments)
     sys.stdout.flush()
@@ -2046,6 +2047,7 @@ class Copy:
         for name in ("src", "tests"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
+        self.writes = 0
         self.sound: set[str] = set()
         """Tests that pass where nothing is broken, of those that were asked about."""
         self.failing: set[str] = set()
@@ -2067,6 +2069,12 @@ class Copy:
             raise RuntimeError(f"{command}: {answer}")
         return re.findall(r"^(?:FAILED|ERROR) (\S+)", answer, flags=re.MULTILINE)
 
+    def write(self, file: Path, text: str) -> None:
+        """With a time that no other text of the file had, or what is compiled would be taken for this."""
+        self.writes += 1
+        file.write_text(text, encoding="utf-8")
+        os.utime(file, (2 * self.writes, 2 * self.writes))
+
     def noticing(self, mutation: Mutation) -> list[str]:
         """The first test that notices the mutation, if any does; known failures do not count."""
         file = self.folder / "src" / "manigraph" / mutation.file
@@ -2075,9 +2083,9 @@ class Copy:
         commands = list(tests_for(mutation))
         while commands:
             deselected = [f"--deselect={name}" for name in sorted(self.failing)]
-            file.write_text(broken, encoding="utf-8")
+            self.write(file, broken)
             failed = self.failed_tests(commands[0], "--maxfail=1", *deselected)
-            file.write_text(original, encoding="utf-8")
+            self.write(file, original)
             if not failed:
                 del commands[0]
             elif self.is_sound(failed[0]):

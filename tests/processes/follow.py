@@ -1,10 +1,11 @@
 """Trains methods for some steps and writes the weights: alone, or as one of several processes.
 
-torchrun --nproc-per-node 2 -m tests.processes.follow FOLDER [METHOD ...]
+torchrun --nproc-per-node 2 -m tests.processes.follow FOLDER TEST ...
 """
 
 import argparse
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from manigraph.training.execution import Execution
 from manigraph.training.loop import StepRecord, TrainingConfig
 from manigraph.training.processes import FabricProcesses, Processes, start_processes
 from manigraph.training.schedule import SuperConvergence
-from tests.helpers import Case, all_cases, average_of, case_named
+from tests.helpers import Case, all_cases, average_of
 
 
 def config_of(case: Case, backbone: str) -> Config[Any]:
@@ -141,19 +142,20 @@ def traffic_of_the_power_step(processes: Processes, num_power_iterations: int) -
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", help="of the methods with their choices")
+    parser.add_argument("tests", nargs="+", help="names, as test_following has them")
     options = parser.parse_args()
     processes = start_processes(Execution(threads=1))
     rank = processes.shard.rank
-    for double in (False, True):
-        for case in map(case_named, options.names):
+    for double, case in itertools.product((False, True), all_cases()):
+        if any(name.endswith(f"[float{64 if double else 32}-{case}]") for name in options.tests):
             job, records = train(case, processes, double=double)
             path = options.folder / f"{case}-{double}-{rank}"
             safetensors.torch.save_file({k: v.contiguous() for k, v in state(job).items()}, path)
             losses = [record.terms for record in records]
             path.with_name(f"{path.name}.json").write_text(json.dumps(losses), encoding="utf-8")
-    traffic = {n: traffic_of_the_power_step(processes, n) for n in (1, 3)}
-    (options.folder / f"traffic-{rank}.json").write_text(json.dumps(traffic), encoding="utf-8")
+    if "test_the_power_step_of_vat_averages_no_gradients" in options.tests:
+        traffic = {n: traffic_of_the_power_step(processes, n) for n in (1, 3)}
+        (options.folder / f"traffic-{rank}.json").write_text(json.dumps(traffic), encoding="utf-8")
 
 
 if __name__ == "__main__":

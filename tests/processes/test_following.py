@@ -20,10 +20,9 @@ both_precisions = pytest.mark.parametrize("double", [False, True], ids=["float32
 
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left behind, which torchrun started; of those methods that are tested now."""
+    """What two processes left behind, which torchrun started; of the tests that are chosen."""
     folder = tmp_path_factory.mktemp("two")
-    chosen = " ".join(item.nodeid for item in request.session.items)
-    names = [str(case) for case in CASES if f"-{case}]" in chosen]
+    names = [item.name for item in request.session.items if item.path == request.path]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     command += ["-m", "tests.processes.follow", str(folder), *names]
