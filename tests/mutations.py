@@ -1328,7 +1328,7 @@ MUTATIONS += [
     ),
     *group(
         "pseudo_label",
-        "algorithms/ramps.py",
+        "algorithms/parts.py",
         ("tests/algorithms/test_pseudo_label.py", "tests/algorithms/test_mixing.py"),
         ("ramp begins at once", "(progress - start) / (end - start)", "progress / end"),
         ("ramp below zero before it begins", "0.0 if progress <= start else ", ""),

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manigraph.algorithms.base import Algorithm
+from manigraph.algorithms.parts import linear_ramp
 from manigraph.algorithms.pseudo_label import PseudoLabel
-from manigraph.algorithms.ramps import linear_ramp
 from manigraph.contract import Batch
 from tests.algorithms.naive_mixing import assert_step_is_the_naive_one
 from tests.helpers import (

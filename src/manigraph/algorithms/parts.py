@@ -91,6 +91,16 @@ def ramp_up(progress: float, fraction: float) -> float:
     return math.exp(-5.0 * (1.0 - progress / fraction) ** 2)
 
 
+def linear_ramp(progress: float, start: float, end: float) -> float:
+    """0 up to `start`, then a straight line to 1 at `end`, both being shares of the run; then 1.
+
+    The ramp of Pseudo-Label and MixMatch. An end of 0 means no ramp.
+    """
+    if progress >= end:
+        return 1.0
+    return 0.0 if progress <= start else (progress - start) / (end - start)
+
+
 class UnlabelledAlgorithm(Algorithm[UnlabelledConfigT]):
     """A method that learns from unlabelled images; it can ask for sure and for balanced predictions."""
 

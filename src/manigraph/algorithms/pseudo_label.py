@@ -24,8 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from manigraph.algorithms.base import prediction_health
-from manigraph.algorithms.parts import UnlabelledAlgorithm, UnlabelledConfig
-from manigraph.algorithms.ramps import linear_ramp
+from manigraph.algorithms.parts import UnlabelledAlgorithm, UnlabelledConfig, linear_ramp
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import confident_cross_entropy
 
