@@ -1,7 +1,6 @@
 """Labels along a graph over a run's features: against scikit-learn by hand, and where there is no answer."""
 
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.exceptions import ConvergenceWarning
+from scipy import sparse
 from sklearn.semi_supervised import LabelPropagation, LabelSpreading
 
 from manigraph.build import load_dataset
@@ -25,11 +24,12 @@ from manigraph.errors import UserError
 from manigraph.experiments.grid import Cell, ResultsFile, measure
 from manigraph.experiments.tables import Row, Table
 from manigraph.nn import Classifier
-from manigraph.readout import MAX_ITERATIONS, ReadOutMethod, read_out, spread_labels
+from manigraph.readout import ReadOutMethod, graph_model, read_out, spread_labels
 from manigraph.runs import RunDirectory
 from manigraph.training.loop import TrainingConfig
 from tests.helpers import normal, tiny_backbone
 
+Array = npt.NDArray[np.float64]
 METHODS: tuple[ReadOutMethod, ...] = ("label_propagation", "label_spreading")
 both_methods = pytest.mark.parametrize("method", METHODS)
 
@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return train(config, tmp_path_factory.mktemp("runs"))[0]
 
 
-def features_by_hand(run: RunDirectory, indices: list[int]) -> npt.NDArray[np.float64]:
+def features_by_hand(run: RunDirectory, indices: list[int]) -> Array:
     """Of length 1, image by image."""
     loaded = load(run)
     images = loaded.preprocessing(load_dataset(loaded.config.data).images)
@@ -63,14 +63,28 @@ def features_by_hand(run: RunDirectory, indices: list[int]) -> npt.NDArray[np.fl
 # Against scikit-learn
 
 
-def fitted_by_hand(method: ReadOutMethod, features: Any, known: Any, neighbours: int) -> Any:
-    if method == "label_propagation":
-        model = LabelPropagation(kernel="knn", n_neighbors=neighbours, max_iter=10_000)
-    else:
-        model = LabelSpreading(kernel="knn", n_neighbors=neighbours, alpha=0.2, max_iter=100, tol=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return model.fit(features, known)
+def nearest(images: Array, image: Array, number: int) -> list[int]:
+    distances = ((images - image) ** 2).sum(axis=1)
+    return sorted(range(len(images)), key=lambda i: float(distances[i]))[:number]
+
+
+def joined(images: Array, neighbours: int) -> Array:
+    """1 where one of two images is among the nearest of the other, itself included."""
+    matrix = np.zeros((len(images), len(images)))
+    for i, image in enumerate(images):
+        for j in nearest(images, image, neighbours):
+            matrix[i, j] = matrix[j, i] = 1.0
+    return matrix
+
+
+def spread_by_hand(method: ReadOutMethod, images: Array, known: Any, neighbours: int) -> Array:
+    """scikit-learn's answer for the images in the graph."""
+    matrix = sparse.csr_matrix(joined(images, neighbours))
+    settings: dict[str, Any] = {"kernel": lambda _, __: matrix, "max_iter": 10_000, "tol": 1e-6}
+    spreading = method == "label_spreading"
+    model = LabelSpreading(alpha=0.99, **settings) if spreading else LabelPropagation(**settings)
+    distributions: Array = model.fit(images, known).label_distributions_
+    return distributions
 
 
 @both_methods
@@ -83,8 +97,14 @@ def test_the_answer_is_that_of_scikit_learn(
     graph = sorted(split["labelled"] + split["unlabelled"])
     classes = load_dataset(load(trained).config.data).classes.numpy()
     known = np.array([classes[i] if i in split["labelled"] else -1 for i in graph])
-    by_hand = fitted_by_hand(method, features_by_hand(trained, graph), known, neighbours)
-    expected = by_hand.predict_proba(features_by_hand(trained, split[part]))
+    features = features_by_hand(trained, graph)
+    spread = spread_by_hand(method, features, known, neighbours)
+    expected = np.stack(
+        [
+            np.mean([spread[j] for j in nearest(features, image, neighbours)], axis=0)
+            for image in features_by_hand(trained, split[part])
+        ]
+    )
 
     answer = read_out(trained, method, part, neighbours=neighbours)
     assert answer.unreached == 0
@@ -104,9 +124,9 @@ def test_transductive_images_are_part_of_the_graph_without_their_labels(
     graph = sorted(split["labelled"] + split["unlabelled"]) + split["test"]
     classes = load_dataset(load(trained).config.data).classes.numpy()
     known = np.array([classes[i] if i in split["labelled"] else -1 for i in graph])
-    by_hand = fitted_by_hand(method, features_by_hand(trained, graph), known, 7)
+    spread = spread_by_hand(method, features_by_hand(trained, graph), known, 7)
     answer = read_out(trained, method, transductive=True)
-    expected = by_hand.label_distributions_[-len(split["test"]) :]
+    expected = spread[-len(split["test"]) :]
     np.testing.assert_allclose(answer.probs.numpy(), expected, rtol=1e-9, atol=1e-12)
     assert answer.num_graph == len(graph) - len(split["test"])
 
@@ -154,7 +174,7 @@ def test_every_method_can_be_read_out(algorithm: str) -> None:
 # Labels that spread
 
 
-def circles(num: int, *centres: tuple[float, float]) -> npt.NDArray[np.float64]:
+def circles(num: int, *centres: tuple[float, float]) -> Array:
     """`num` points around each centre."""
     random = np.random.default_rng(0)
     return np.concatenate([random.normal(centre, 0.1, (num, 2)) for centre in centres])
@@ -170,7 +190,7 @@ def test_groups_that_lie_apart_are_told_apart_by_one_label_each(
     known[[0, 30, 60]] = [2, 0, 1]
     asked = circles(5, (0, 0), (5, 0), (0, 5)) + 0.01
     spread = spread_labels(
-        method, features, known, asked, num_classes=3, neighbours=12, transductive=transductive
+        graph_model(method), features, known, asked, num_classes=3, transductive=transductive
     )
     assert spread.probs.argmax(axis=1).tolist() == [2] * 5 + [0] * 5 + [1] * 5
     assert spread.reached.all()
@@ -178,27 +198,18 @@ def test_groups_that_lie_apart_are_told_apart_by_one_label_each(
     np.testing.assert_allclose(spread.probs.sum(axis=1), 1.0)
 
 
-def nearest(images: npt.NDArray[np.float64], image: npt.NDArray[np.float64], number: int) -> list[int]:
-    distances = [float(((other - image) ** 2).sum()) for other in images]
-    return sorted(range(len(images)), key=lambda i: distances[i])[:number]
-
-
-def naive_reached(
-    images: npt.NDArray[np.float64], known: npt.NDArray[np.int64], neighbours: int
-) -> list[bool]:
-    """Whether a path from neighbour to neighbour leads to a labelled image."""
+def naive_reached(images: Array, known: Any, neighbours: int) -> list[bool]:
+    """Whether a path leads to a labelled image."""
+    matrix = joined(images, neighbours)
     reached = [bool(label != -1) for label in known]
     for _ in images:
-        reached = [
-            already or any(reached[j] for j in nearest(images, image, neighbours))
-            for already, image in zip(reached, images, strict=True)
-        ]
+        reached = [any(reached[j] for j in np.flatnonzero(row)) for row in matrix]
     return reached
 
 
 @both_methods
 @pytest.mark.parametrize("transductive", [False, True])
-@pytest.mark.parametrize("neighbours", [5, 12])
+@pytest.mark.parametrize("neighbours", [3, 12])
 def test_where_no_label_comes_to_there_is_no_answer(
     method: ReadOutMethod, transductive: bool, neighbours: int
 ) -> None:
@@ -206,8 +217,9 @@ def test_where_no_label_comes_to_there_is_no_answer(
     known = np.full(40, -1)
     known[0] = 1
     asked = circles(4, (0, 0), (5, 0)) + 0.02
+    model = graph_model(method, neighbours)
     spread = spread_labels(
-        method, features, known, asked, num_classes=3, neighbours=neighbours, transductive=transductive
+        model, features, known, asked, num_classes=3, neighbours=neighbours, transductive=transductive
     )
     if transductive:
         everything = np.concatenate([features, asked])
@@ -223,12 +235,13 @@ def test_where_no_label_comes_to_there_is_no_answer(
     assert spread.probs.tolist() == [[0, float(answered), 0] for answered in of_asked]
 
 
-def test_labels_that_still_move_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@both_methods
+def test_labels_that_still_move_are_told(method: ReadOutMethod, monkeypatch: pytest.MonkeyPatch) -> None:
     features = circles(20, (0, 0), (5, 0))
     known = np.array([0, *[-1] * 19, 1, *[-1] * 19])
-    settled = spread_labels("label_propagation", features, known, features, num_classes=2)
-    monkeypatch.setitem(MAX_ITERATIONS, "label_propagation", 2)
-    moving = spread_labels("label_propagation", features, known, features, num_classes=2)
+    settled = spread_labels(graph_model(method), features, known, features, num_classes=2)
+    monkeypatch.setattr("manigraph.readout.MAX_ITERATIONS", 2)
+    moving = spread_labels(graph_model(method), features, known, features, num_classes=2)
     assert settled.converged
     assert not moving.converged
 
