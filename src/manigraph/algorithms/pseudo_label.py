@@ -4,7 +4,7 @@
 |---|---|
 | L_clf,I | `torch.nn.functional.cross_entropy` |
 | y' = argmax p(u) (14), mean of H(y', p(u)) over images (15) | `functional.confident_cross_entropy` |
-| α(t): 0, then linear, then α_f (16) | `ramps.linear_ramp`, `pseudo_label_weight` |
+| α(t): 0, then linear, then α_f (16) | `parts.linear_ramp`, `pseudo_label_weight` |
 
 The prediction of an unlabelled image is turned into a class, and the same prediction is taught that class:
 one pass does for both. That makes predictions more decided, much as minimal entropy does.
