@@ -2014,9 +2014,7 @@ def tests_for(mutation: Mutation) -> tuple[str, ...]:
 
 WARM = multiprocessing.get_context("forkserver")
 """Starts processes in which torch is imported already, which takes longer than most tests."""
-WARM.set_forkserver_preload(
-    ["hypothesis", "jaxtyping", "numpy", "pytest", "torch", "torch._dynamo", "torch.distributed", "typeguard"]
-)
+WARM.set_forkserver_preload(["numpy", "pytest", "torch", "torch._dynamo", "torch.distributed"])
 
 
 def run_tests(folder: Path, arguments: list[str]) -> None:
@@ -2065,9 +2063,10 @@ class Copy:
             process.join()
             return [f"no end within {TIME_LIMIT} s: {command}"]
         answer = (self.folder / "answer.txt").read_text(encoding="utf-8")
-        if process.exitcode not in (0, 1):
+        failed: list[str] = re.findall(r"^(?:FAILED|ERROR) (\S+)", answer, flags=re.MULTILINE)
+        if process.exitcode not in (0, 1) or bool(failed) != bool(process.exitcode):
             raise RuntimeError(f"{command}: {answer}")
-        return re.findall(r"^(?:FAILED|ERROR) (\S+)", answer, flags=re.MULTILINE)
+        return failed
 
     def write(self, file: Path, text: str) -> None:
         """With a time that no other text of the file had, or what is compiled would be taken for this."""
