@@ -1,6 +1,6 @@
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manigraph.algorithms.base import Algorithm
+from manigraph.algorithms.mean_teacher import MeanTeacher
 from manigraph.algorithms.supervised import Supervised
 from manigraph.catalogue import BACKBONES
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
@@ -260,3 +261,26 @@ def test_a_snapshot_brings_everything_back() -> None:
     assert again.values == there.values
     assert again.tensors.keys() == there.tensors.keys()
     assert all(torch.equal(again.tensors[name], value) for name, value in there.tensors.items())
+
+
+def test_the_scale_of_float16_comes_back() -> None:
+    trainer, other = (make_trainer(TrainingConfig(steps=4, precision="float16")) for _ in range(2))
+    trainer.algorithm.model.passes = Passes(torch.float16)
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    trainer.train_step(make_batch())
+    other.restore(trainer.snapshot())
+    assert other.scaler.get_scale() == 2.0**29
+
+
+def test_a_teacher_follows_weights_that_are_updated_already() -> None:
+    backbone = BACKBONES.get("small_cnn")((1, 8, 8), width=0.25, dropout=0.0)
+    algorithm = MeanTeacher(MeanTeacher.Config(), backbone, 3)
+    schedule = SuperConvergence(max_learning_rate=0.1)
+    trainer = Trainer(algorithm, schedule, TrainingConfig(steps=4), torch.Generator())
+    images = make_batch().labelled["image"]
+    trainer.train_step(replace(make_batch(), unlabelled={"first": images, "second": images}))
+    teacher = algorithm.inference_model()
+    assert teacher is not algorithm.model
+    # In the first step it takes the student's weights as they are.
+    for own, weight in zip(teacher.parameters(), algorithm.model.parameters(), strict=True):
+        assert torch.equal(own, weight)
