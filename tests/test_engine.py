@@ -251,3 +251,24 @@ def test_shifts_larger_than_the_image_are_refused(tmp_path: Path) -> None:
     config = quick(augmentation=AugmentationConfig(translation=8))
     with pytest.raises(UserError, match="would shift images of 8x8 pixels out of sight"):
         train(config, tmp_path)
+
+
+def test_digits_say_what_white_is() -> None:
+    """Strong views are made of the pixels as they are stored, here from 0 to 16."""
+    job = build(quick("fixmatch"))
+    assert job.images.white == job.dataset.images.max() == 16
+
+
+@pytest.mark.parametrize("labelled_in_pool", [False, True])
+def test_there_is_room_for_what_is_remembered_of_each_image(labelled_in_pool: bool) -> None:
+    config = quick("temporal_ensembling")
+    job = build(replace(config, data=replace(config.data, labelled_in_pool=labelled_in_pool)))
+    number = len(job.split.unlabelled) + labelled_in_pool * len(job.split.labelled)
+    assert len(job.trainer.algorithm.get_buffer("ensemble.count")) == number
+    batches = [next(job.batches) for _ in range(20)]
+    assert max(int(batch.positions.max()) for batch in batches if batch.positions is not None) < number
+
+
+def test_a_method_that_predicts_with_an_average_gets_no_second_one() -> None:
+    decays = {name: RECIPES.get("digits")(name).training.ema_decay for name in ("mean_teacher", "pi_vat")}
+    assert decays["mean_teacher"] == 0 < decays["pi_vat"]

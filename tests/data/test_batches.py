@@ -5,9 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from manigraph.contract import Batch, DataRequest
+from manigraph.contract import Batch, DataRequest, ImageTable, ViewKind
 from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig, BatchStream, IndexStream
+from manigraph.data.prepared import PreparedImages
+from manigraph.data.preprocessing import ZCA, Standardise
+from manigraph.data.strong_augmentation import StrongAugmentationConfig
 from tests.helpers import Table, seeded
 
 TWO_VIEWS = DataRequest(unlabelled={"first": "weak", "second": "weak", "as_is": "plain"}, images_per_class=3)
@@ -197,3 +200,66 @@ def test_a_strong_view_of_a_vector_has_some_entries_taken_away() -> None:
     kept = batch.unlabelled["strong"] != 0
     assert torch.equal(batch.unlabelled["strong"][kept], batch.unlabelled["as_is"][kept])
     assert 0 < (~kept).float().mean() < 0.5
+
+
+NOTHING_MORE = StrongAugmentationConfig(operations=0, cutout=0.0)
+
+
+def one_view(
+    images: ImageTable,
+    kind: ViewKind,
+    strong: StrongAugmentationConfig = NOTHING_MORE,
+    weak: AugmentationConfig | None = None,
+) -> Tensor:
+    """One view of 12 images, in the order of their numbers; views of two kinds draw the same at first."""
+    batches = BatchStream(
+        images,
+        torch.arange(12) % 2,
+        labelled=torch.arange(2),
+        unlabelled=torch.arange(12),
+        num_classes=2,
+        request=DataRequest(unlabelled={"image": kind}),
+        batch=BatchConfig(labelled=2, unlabelled=12),
+        augmentation=AugmentationConfig(translation=2) if weak is None else weak,
+        strong=strong,
+        generator=seeded(),
+    )
+    batch = next(batches)
+    assert batch.positions is not None
+    return batch.unlabelled["image"][batch.positions.argsort()]
+
+
+def test_a_strong_view_that_does_nothing_more_is_the_weak_one() -> None:
+    table = Table(torch.randint(256, (12, 1, 8, 8), generator=seeded(1)) / 255)
+    weak, strong = one_view(table, "weak"), one_view(table, "strong")
+    torch.testing.assert_close(strong, weak)
+    assert not torch.equal(weak, one_view(table, "plain"))
+
+
+@pytest.mark.parametrize("white", [255.0, 15.0])
+def test_a_strong_view_is_whitened_after_all_else(white: float) -> None:
+    pixels = torch.randint(int(white) + 1, (12, 1, 8, 8), generator=seeded(1)).float()
+    whitening = ZCA.fit(pixels, regulariser=0.1)
+    images = PreparedImages(pixels, whitening, white=white)
+    shifted = one_view(Table(pixels), "weak")
+    torch.testing.assert_close(one_view(images, "strong"), whitening(shifted), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("white", [255.0, 15.0])
+def test_the_square_is_half_as_bright_as_white(white: float) -> None:
+    pixels = torch.randint(int(white) + 1, (12, 1, 8, 8), generator=seeded(1)).float()
+    images = PreparedImages(pixels, Standardise((0.0,), (1.0,)), white=white)
+    cut = StrongAugmentationConfig(operations=0, cutout=1.0)
+    found = one_view(images, "strong", cut, AugmentationConfig(translation=0))
+    kept = (found - pixels).abs() < 1e-4
+    torch.testing.assert_close(found, torch.where(kept, pixels, white * 128 / 255))
+    assert 0 < kept.float().mean() < 1
+
+
+def test_a_strong_vector_is_standardised_before_its_entries_become_zero() -> None:
+    vectors = 5 + torch.rand(12, 30, generator=seeded(1))
+    images = PreparedImages(vectors, Standardise.fit(vectors))
+    plain = one_view(images, "plain")
+    strong = one_view(images, "strong", StrongAugmentationConfig(cutout=0.9))
+    assert torch.equal(strong, torch.where(strong == 0, 0.0, plain))
+    assert 0 < (strong == 0).float().mean() < 1
