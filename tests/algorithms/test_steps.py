@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from manigraph.algorithms.parts import ramp_up
 from manigraph.catalogue import ALGORITHMS
-from manigraph.nn import TargetBalance
+from manigraph.nn import TargetBalance, Teacher
 from tests.algorithms import naive_mixing
 from tests.algorithms.naive import STEPS
 from tests.helpers import (
+    NUM_CLASSES,
     NUM_UNLABELLED,
     Case,
     all_cases,
@@ -22,6 +23,7 @@ from tests.helpers import (
     build,
     case_named,
     context_at,
+    copied,
     gradients_of,
     normal,
     recorded_inputs,
@@ -203,3 +205,41 @@ def test_length_of_the_perturbation(name: str) -> None:
     *_, disturbed_view = batch.unlabelled.values()
     lengths = (seen[-1] - disturbed_view).flatten(1).norm(dim=1)
     torch.testing.assert_close(lengths, torch.full((NUM_UNLABELLED,), 1.5), rtol=1e-4, atol=1e-4)
+
+
+# Mean Teacher and FixMatch
+
+
+@pytest.mark.parametrize("name", ["fixmatch", "manifold_graph-fixmatch"])
+def test_only_the_student_of_fixmatch_sees_strong_views(name: str) -> None:
+    request = build(case_named(name)).data_request()
+    assert request.unlabelled == {"first": "weak", "second": "strong"}
+    assert request.labelled == {"image": "weak"}
+
+
+@pytest.mark.parametrize("name", ["mean_teacher", "manifold_graph-mean_teacher"])
+@pytest.mark.parametrize(
+    ("step", "decay"),
+    [(0, 0.0), (1, 1 / 2), (3, 3 / 4), (8, 8 / 9), (9, 0.9), (500, 0.9)],  # 1 - 1 / (step + 1), at most 0.9
+)
+def test_the_teacher_follows_the_faster_the_younger_it_is(name: str, step: int, decay: float) -> None:
+    algorithm = build(case_named(name), teacher_decay=0.9)
+    (teacher,) = [module for module in algorithm.modules() if isinstance(module, Teacher)]
+    before = copied(dict(teacher.model.named_parameters()))
+    with torch.no_grad():
+        for parameter in algorithm.model.parameters():
+            parameter.add_(1.0)
+    algorithm.after_step(context_at(step, total_steps=1000))
+    for parameter_name, parameter in teacher.model.named_parameters():
+        torch.testing.assert_close(parameter, before[parameter_name] + (1 - decay))
+
+
+@pytest.mark.parametrize("name", ["mean_teacher", "manifold_graph-mean_teacher"])
+def test_the_teacher_predicts_in_the_end(name: str) -> None:
+    algorithm = begun(case_named(name))
+    (teacher,) = [module for module in algorithm.modules() if isinstance(module, Teacher)]
+    images = normal(6, 1, 8, 8).float()
+    for c in range(NUM_CLASSES):
+        with torch.no_grad():
+            teacher.model.linear.bias.zero_()[c] = 1000.0
+            assert set(algorithm.inference_model().eval()(images).argmax(dim=1).tolist()) == {c}
