@@ -896,13 +896,18 @@ MUTATIONS += [
         ("tests/resume/test_resume.py::test_a_disk_that_is_full_for_a_while_costs_nothing",),
     ),
     Mutation(
-        "training: the lock never held", "runs/directory.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_UN"
+        "training: the lock never held",
+        "runs/directory.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_UN",
+        ("tests/resume/test_resume.py::test_a_run_that_is_being_trained_is_left_alone",),
     ),
     Mutation(
         "training: the estimate leaves its traces",
         "training/estimate.py",
         "    trainer.restore(before)\n",
         "",
+        ("tests/resume/test_resume.py::test_an_estimate_leaves_no_trace",),
     ),
     Mutation(
         "training: SWA from the first step on",
@@ -2000,7 +2005,8 @@ def tests_for(mutation: Mutation) -> tuple[str, ...]:
     if mutation.what.startswith("training:"):
         if file.startswith(("nn/", "algorithms/")):
             return ("tests/nn/test_passes.py",)
-        return " ".join(TRAINING_TESTS), " ".join(RESUME_TESTS)
+        resume = " ".join(RESUME_TESTS)
+        return (resume,) if file == SESSION else (" ".join(TRAINING_TESTS), resume)
     if mutation.what.startswith("processes:"):
         return (
             followed("manifold_graph-generated" if file == GRAPH else "pi_vat"),
