@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from manigraph.catalogue import RECIPES
+from manigraph.catalogue import ALGORITHMS, RECIPES
 from manigraph.errors import UnknownNameError, UserError
 from manigraph.options import parse
 
@@ -36,6 +36,8 @@ class BenchOptions:
     """JSON file to write the figures to, with commit and machine."""
     recipes: tuple[str, ...] = ()
     """Recipes that the section `recipes` tries; by default all but `folder`."""
+    algorithms: tuple[str, ...] = ()
+    """Algorithms with which the section `recipes` tries them; by default pi_vat and manifold_graph."""
     measured: Path | None = None
     """JSON file into which the section `recipes` puts what `manigraph list recipes` says of them; the one
     that comes with the package is src/manigraph/recipes/measured.json."""
@@ -88,6 +90,9 @@ def _check(options: BenchOptions) -> None:
     for name in options.recipes:
         if name not in RECIPES:
             raise UnknownNameError("recipe", name, RECIPES)
+    for name in options.algorithms:
+        if name not in ALGORITHMS:
+            raise UnknownNameError("algorithm", name, ALGORITHMS)
     if "folder" in options.recipes:
         raise UserError("--recipes cannot try 'folder': how long it takes depends on your own images")
     if options.measured is not None and options.scale < 1:
@@ -242,11 +247,13 @@ def _compile(options: BenchOptions, tell: Told) -> Answer:
 
 def _recipes(options: BenchOptions, tell: Told) -> Answer:
     from manigraph.cli.results import print_table
-    from manigraph.experiments.bench_recipes import measurements, tried_recipes, try_recipes
+    from manigraph.experiments.bench_recipes import ALGORITHMS_TRIED, measurements, tried_recipes, try_recipes
     from manigraph.recipes.measured import add_measured
     from manigraph.runs import provenance
 
-    trials = try_recipes(options.recipes or tried_recipes(), options.scale, tell)
+    trials = try_recipes(
+        options.recipes or tried_recipes(), options.scale, tell, options.algorithms or ALGORITHMS_TRIED
+    )
     if options.measured is not None:
         add_measured(options.measured, measurements(trials, provenance()))
 

@@ -291,11 +291,13 @@ def peak_memory(device: torch.device) -> float | None:
 # All recipes, each in its own process
 
 
-def try_recipes(names: Sequence[str], scale: float, tell: Told) -> list[Trial]:
-    """The first iterations of recipes, with the paper's baseline and its method."""
+def try_recipes(
+    names: Sequence[str], scale: float, tell: Told, algorithms: Sequence[str] = ALGORITHMS_TRIED
+) -> list[Trial]:
+    """The first iterations of recipes, by default with the paper's baseline and its method."""
     trials = []
     for name in names:
-        for algorithm in ALGORITHMS_TRIED:
+        for algorithm in algorithms:
             trials.append(try_in_process(name, algorithm, scale, _prefixed(f"{name}, {algorithm}: ", tell)))
     return trials
 
