@@ -1198,12 +1198,12 @@ MUTATIONS += [
         ),
         (
             "positions are indices",
-            "positions = torch.searchsorted(self._sorted_pool, taken)",
+            "positions = torch.searchsorted(self._sorted_pool, taken.contiguous())",
             "positions = taken",
         ),
         (
             "positions are places in the batch",
-            "positions = torch.searchsorted(self._sorted_pool, taken)",
+            "positions = torch.searchsorted(self._sorted_pool, taken.contiguous())",
             "positions = torch.arange(len(taken))",
         ),
         ("positions in a pool that is not sorted", "unlabelled.sort().values", "unlabelled"),
@@ -1867,23 +1867,34 @@ MUTATIONS += [
             "known = torch.where(torch.isin(graph, labelled), dataset.classes[graph], UNLABELLED)",
             "known = dataset.classes[graph]",
         ),
-        ("true classes of evaluated images told", "np.full(M, UNLABELLED)", "np.zeros(M, dtype=np.int64)"),
+        (
+            "evaluated images labelled with the first class",
+            "np.full(len(joined) - N, UNLABELLED)",
+            "np.zeros(len(joined) - N, dtype=np.int64)",
+        ),
         (
             "evaluated images always in the graph",
-            "    if transductive:\n        features",
-            "    transductive = True\n    if transductive:\n        features",
+            "np.concatenate([features, evaluated]) if transductive else features",
+            "np.concatenate([features, evaluated])",
         ),
         (
             "classes in the order in which they are known",
-            "probs[:, model.classes_] = answers",
-            "probs[:, : answers.shape[1]] = answers",
+            "spread[:, model.classes_] = ",
+            "spread[:, : len(model.classes_)] = ",
         ),
+        ("neighbours one way only", "one_way.maximum(one_way.T)", "one_way"),
+        ("α is scikit-learn's", "LabelSpreading(alpha=ALPHA, ", "LabelSpreading("),
         (
             "features not of length 1",
             "F.normalize(features.double(), dim=1).numpy()",
             "features.double().numpy()",
         ),
-        ("neighbours ignored", '"n_neighbors": neighbours', '"n_neighbors": NEIGHBOURS'),
+        (
+            "neighbours in the graph ignored",
+            "kneighbors_graph(features, neighbours,",
+            "kneighbors_graph(features, NEIGHBOURS,",
+        ),
+        ("neighbours of evaluated images ignored", "n_neighbors=neighbours", "n_neighbors=NEIGHBOURS"),
         ("spreading instead of propagation", 'if method == "label_propagation":', "if False:"),
         (
             "images no label comes to have the first class",
@@ -2069,7 +2080,7 @@ class Copy:
             process.join()
             return [f"no end within {TIME_LIMIT} s: {command}"]
         answer = (self.folder / "answer.txt").read_text(encoding="utf-8")
-        failed: list[str] = re.findall(r"^(?:FAILED|ERROR) (\S+)", answer, flags=re.MULTILINE)
+        failed: list[str] = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", answer, flags=re.MULTILINE)
         if process.exitcode not in (0, 1) or bool(failed) != bool(process.exitcode):
             raise RuntimeError(f"{command}: {answer}")
         return failed
@@ -2085,6 +2096,8 @@ class Copy:
         file = self.folder / "src" / "manigraph" / mutation.file
         original = file.read_text(encoding="utf-8")
         broken = original.replace(mutation.old, mutation.new)
+        if original.count(mutation.old) != 1:
+            raise ValueError(f"{mutation.what}: found {original.count(mutation.old)} times in {file}")
         commands = list(tests_for(mutation))
         while commands:
             deselected = [f"--deselect={name}" for name in sorted(self.failing)]
