@@ -60,7 +60,7 @@ def naive_steps(total: int, begin: Fraction, every: Fraction) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize("total", [96, 37])
+@pytest.mark.parametrize("total", [96, 37, 40])
 @pytest.mark.parametrize(
     ("begin", "every"), [((150, 480), (3, 480)), ((150, 480), (30, 480)), ((1, 3), (1, 7)), ((0, 1), (1, 10))]
 )
