@@ -400,7 +400,8 @@ def on_a_small_disk(tmp_path: Path, *arguments: str) -> str:
     command = (
         f"mount -t tmpfs -o size=4m none {small} && {sys.executable} {script} {small} {' '.join(arguments)}"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (root, root / "src")))}
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", command],
         capture_output=True,
