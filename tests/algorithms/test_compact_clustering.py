@@ -220,7 +220,7 @@ def test_clustering_is_ramped_up() -> None:
     [
         ({"num_steps": 0}, "num_steps must be at least 1, got 0"),
         ({"smoothing": 0.0}, "smoothing must be above 0 and below 1 and scale above 0, got 0.0 and 1.0"),
-        ({"scale": 0.0}, "smoothing must be above 0 and below 1 and scale above 0, got 1e-05 and 0.0"),
+        ({"scale": 0.0}, "smoothing must be above 0 and below 1 and scale above 0, got 0.001 and 0.0"),
     ],
 )
 def test_impossible_settings(settings: dict[str, Any], message: str) -> None:

@@ -69,7 +69,7 @@ def naive_step(
             torch.stack(reference.mean_prediction(unlabelled, i)).log() for i in range(len(unlabelled[0]))
         ]
         bias = consistency.balancing_bias(torch.stack(mean).detach().float().double(), num_iterations=3)
-        targets = [torch.cat([logits[:L], logits[L:] + bias]) for logits in clean]
+        targets = [torch.cat([logits[:L], logits[L:] + bias]).detach() for logits in clean]
     differences = []
     for i, view in enumerate(views):
         pseudo_labels = [row.index(max(row)) for row in targets[i][L:].tolist()]

@@ -52,8 +52,8 @@ class CompactClustering(UnlabelledAlgorithm["CompactClustering.Config"]):
         """S, the longest walk."""
         scale: float = 1.0
         """Factor on the dot products of features; 1 is the paper's."""
-        smoothing: float = 1e-5
-        """Share of the steps that lead to any other image while labels walk."""
+        smoothing: float = 1e-3
+        """Share of the steps that lead to any other image while labels walk: none walks for ever."""
         detach_propagation: bool = False
         """Keep gradients from flowing through the propagated labels."""
         entropy_weight: float = 0.0

@@ -19,8 +19,8 @@ so that each two meet equally often and no random number is needed.
 Different from the paper: there each view draws labelled images of its own, here all get those of the batch. ε
 is not in the paper; 0.02 is what its authors told others (their images are not clamped either), here in units
 of the preprocessed input. Predictions are the mean of all views; the paper's figures are those of single
-views (`predict_with`). With `balance_memory`, one bias, that of the views' mean prediction, balances what
-L_dif asks for on unlabelled images and the classes that adversarial images lead away from.
+views (`predict_with`). With `balance_memory`, what L_dif asks of partners is balanced by one bias for all
+views, that of their mean prediction, and is a constant; else the views would move against the bias.
 
 All views take the same images through their clean passes, and each moves its own batch-norm running
 statistics there alone. Adversarial images are found with the dropout masks of the clean pass, in float32.
@@ -129,10 +129,13 @@ class DeepCoTraining(UnlabelledAlgorithm["DeepCoTraining.Config"]):
         return self.model if self.config.predict_with == "first_view" else CoTrainedViews(self.views)
 
     def _targets(self, logits: Tensor, num_labelled: int) -> Tensor:
-        """The views' logits, those of unlabelled images balanced as their mean prediction asks for."""
-        self.target_balance(mean_log_probs(logits[:, num_labelled:]))
-        bias = self.target_balance.bias.to(logits.dtype, copy=True)
-        return torch.cat([logits[:, :num_labelled], logits[:, num_labelled:] + bias], dim=1)
+        """What partners should predict: the views' own logits, or balanced ones as constants."""
+        if self.config.balance_memory == 0:
+            return logits
+        unlabelled = logits[:, num_labelled:].detach()
+        mean = mean_log_probs(unlabelled)
+        bias = self.target_balance(mean) - mean  # (U, C), the same for all views and images
+        return torch.cat([logits[:, :num_labelled].detach(), unlabelled + bias], dim=1)
 
 
 def partners_in(step: int, num_views: int) -> list[int]:
