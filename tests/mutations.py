@@ -1616,11 +1616,16 @@ MUTATIONS += [
         ),
         ("ramp left off the agreement", "ramp * config.agreement_weight", "config.agreement_weight"),
         ("ramp left off the difference", "ramp * config.difference_weight", "config.difference_weight"),
-        ("targets never balanced", "logits[:, num_labelled:] + bias", "logits[:, num_labelled:]"),
+        ("targets never balanced", "if self.config.balance_memory == 0:", "if True:"),
         (
             "labelled targets balanced",
-            "torch.cat([logits[:, :num_labelled], logits[:, num_labelled:] + bias], dim=1)",
-            "logits + bias",
+            "torch.cat([logits[:, :num_labelled].detach(),",
+            "torch.cat([logits[:, :num_labelled].detach() + bias[:1],",
+        ),
+        (
+            "balanced targets not constant",
+            "logits[:, num_labelled:].detach()",
+            "logits[:, num_labelled:]",
         ),
     ),
     *group(
