@@ -24,9 +24,11 @@ WITHOUT_1 = torch.tensor([True, False, True, True])
 
 
 @pytest.mark.parametrize("rate", [0.5, 1.0, 0.1])
-def test_update_is_the_reference(rate: float) -> None:
-    found = updated_slots(ClassSlots(KEYS, VALUES), FEATURES, PROBS, LABELS, rate=rate)
-    keys, values = reference.updated(KEYS, VALUES, FEATURES, PROBS, LABELS.tolist(), rate=rate)
+@pytest.mark.parametrize("size", [1.0, 1.5], ids=["probabilities", "after much rounding"])
+def test_update_is_the_reference(rate: float, size: float) -> None:
+    before = size * VALUES
+    found = updated_slots(ClassSlots(KEYS, before), FEATURES, PROBS, LABELS, rate=rate)
+    keys, values = reference.updated(KEYS, before, FEATURES, PROBS, LABELS.tolist(), rate=rate)
     torch.testing.assert_close(found.keys, keys, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.values, values, rtol=1e-12, atol=1e-12)
 

@@ -163,6 +163,18 @@ def test_loss_with_other_labels(labels: Tensor) -> None:
     check_gradients(lambda features: loss_of(features, labels), FEATURES)
 
 
+@pytest.mark.parametrize("num_steps", [2, 3])
+def test_loss_of_a_walk_that_is_not_the_same_both_ways(num_steps: int) -> None:
+    # With H of symmetric similarities the order of the steps would not show.
+    phi = normal(N, C, seed=3).softmax(dim=1)
+    assert_agree(
+        lambda log_transitions, phi: clustering_loss(log_transitions, phi, num_steps=num_steps),
+        lambda log_transitions, phi: reference.loss(log_transitions.exp(), phi, num_steps=num_steps),
+        normal(N, N, seed=2).log_softmax(dim=1),
+        phi,
+    )
+
+
 def test_loss_by_hand() -> None:
     # Two images of different classes: T = M = I, H = (3/4, 1/4; 1/2, 1/2). One step: -(ln 3/4 + ln 1/2) / 2.
     # Two steps: H∘M = diag(3/4, 1/2), H² has 9/16 and 1/4 on its diagonal: twice as much.

@@ -207,10 +207,18 @@ def test_images_stay_as_they_are() -> None:
 def test_it_is_found_in_float32_under_autocast() -> None:
     network = smooth_network(torch.float32)
     images = normal(4, *IMAGE, seed=1).float()
-    expected = gradient_sign_perturbation(network, images, CLASSES, epsilon=0.3)
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    def forward(changed: Tensor) -> Tensor:
+        logits: Tensor = network(changed)
+        seen.append((changed.dtype, logits.dtype))
+        return logits
+
+    expected = gradient_sign_perturbation(forward, images, CLASSES, epsilon=0.3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = gradient_sign_perturbation(network, images, CLASSES, epsilon=0.3)
+        found = gradient_sign_perturbation(forward, images, CLASSES, epsilon=0.3)
         assert network(images).dtype == torch.bfloat16, "autocast must be back on afterwards"
     assert torch.equal(found, expected)
-    halves = gradient_sign_perturbation(network, images.bfloat16(), CLASSES, epsilon=0.3)
+    halves = gradient_sign_perturbation(forward, images.bfloat16(), CLASSES, epsilon=0.3)
     assert halves.dtype == torch.float32
+    assert seen == 3 * [(torch.float32, torch.float32)]
