@@ -24,6 +24,7 @@ from tests.helpers import (
     NUM_UNLABELLED,
     Case,
     batch_for,
+    begun,
     build,
     case_named,
     context_at,
@@ -209,6 +210,17 @@ def test_passes_of_mixup() -> None:
         for images in (labelled, unlabelled)
     ]
     assert torch.equal(mixed, torch.cat(expected))
+
+
+@both
+def test_health_is_that_of_images_that_are_not_mixed(case: Case) -> None:
+    algorithm = begun(case)
+    for seed in range(8):
+        with recorded_outputs(algorithm.model.linear) as seen:
+            health = step_of(algorithm, batch_for(algorithm, seed=seed)).health()
+        predictions = seen[0][NUM_LABELLED:].argmax(dim=1).tolist()
+        most = max(predictions.count(c) for c in range(NUM_CLASSES))
+        assert health["largest_class"] == pytest.approx(most / NUM_UNLABELLED)
 
 
 @both
