@@ -52,7 +52,7 @@ def test_steps_for_a_budget() -> None:
 
 
 def test_every_row_of_the_digits_table_spends_the_same() -> None:
-    table = TABLES["digits"]
+    table = TABLES["digits-methods"]
     budget = 500 * passes_of_a_step(recipe("manifold_graph"))
     for row in table.rows:
         if row.algorithm == "label_spreading":
@@ -63,14 +63,14 @@ def test_every_row_of_the_digits_table_spends_the_same() -> None:
 
 
 def test_rows_with_the_steps_of_the_recipe_are_the_cells_of_before() -> None:
-    table = TABLES["digits"]
+    table = TABLES["digits-methods"]
     for row in table.rows:
         if row.algorithm in ("vat", "pi_vat") or row.title == "Manifold Graph":
             assert table.cell(row, 20, 0).options == row.options == ()
 
 
 def test_the_bound_does_not_depend_on_the_column() -> None:
-    table = TABLES["digits"]
+    table = TABLES["digits-methods"]
     (row,) = [row for row in table.rows if row.title == "supervised, all labels"]
     assert table.cell(row, 20, 3) == table.cell(row, 50, 3)
     assert table.cell(row, 20, 3).config().data.labels == 1297

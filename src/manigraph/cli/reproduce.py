@@ -25,9 +25,11 @@ class ReproduceOptions:
     What is already in the results file is not measured again, so a stopped run can be continued.
     """
 
-    table: Annotated[Literal["digits", "digits-tuning", "digits-choices"], tyro.conf.Positional]
-    """`digits`: all methods; `digits-tuning` and `digits-choices`: how settings were chosen, on validation
-    images."""
+    table: Annotated[
+        Literal["digits", "digits-methods", "digits-tuning", "digits-choices"], tyro.conf.Positional
+    ]
+    """`digits`: the paper's methods, equal steps; `digits-methods`: all methods, equal network passes;
+    `digits-tuning` and `digits-choices`: how settings were chosen, on validation images."""
     labels: tuple[int, ...] = ()
     """Numbers of labels; by default the table's."""
     seeds: tuple[int, ...] = ()
