@@ -167,6 +167,20 @@ def test_features_of_any_size_are_finite(scale: float, detach: bool) -> None:
     check(algorithm, batch_for(algorithm))
 
 
+def test_the_graph_is_computed_in_float64() -> None:
+    # Chances as small as exp(-100) after two steps and more, which float32 would not tell from smaller ones.
+    algorithm = build(case_named("compact_clustering"), scale=2.0, clustering_weight=1.0)
+    batch = batch_for(algorithm)
+    with torch.no_grad():
+        features = algorithm.model.features(torch.cat([batch.labelled["image"], batch.unlabelled["image"]]))
+    found = step_of(algorithm, batch).terms["clustering"]
+    assert found.dtype == torch.float32
+    H = reference.transitions(features.double(), scale=2.0)
+    phi = reference.propagated(reference.without_staying(H, 1e-3), batch.labels.tolist(), C)
+    assert 1e-150 < H.min() < 1e-40
+    assert found.item() == pytest.approx(reference.loss(H, phi, num_steps=3).item(), rel=1e-5)
+
+
 def test_identical_images_and_one_label_are_finite() -> None:
     algorithm = method(balance_memory=20)
     batch = batch_for(algorithm)
