@@ -1078,26 +1078,7 @@ MUTATIONS += [
             "Predictions(self.teacher(second), clean_logits)",
             "Predictions(clean_logits, self.teacher(second))",
         ),
-        (
-            "never follows",
-            "self.teacher.follow(model, min(self.config.teacher_decay, 1 - 1 / (context.step + 1)))",
-            "pass",
-        ),
-        (
-            "decay ignored",
-            "min(self.config.teacher_decay, 1 - 1 / (context.step + 1))",
-            "1 - 1 / (context.step + 1)",
-        ),
-        (
-            "no rule for the first steps",
-            "min(self.config.teacher_decay, 1 - 1 / (context.step + 1))",
-            "self.config.teacher_decay",
-        ),
-        (
-            "the rule for the first steps a step early",
-            "1 - 1 / (context.step + 1))",
-            "1 - 1 / (context.step + 2))",
-        ),
+        ("never follows", "self.teacher.follow(model, self.config.teacher_decay)", "pass"),
         ("the student predicts in the end", "return self.teacher.model", "return model"),
     ),
     *group(
@@ -1111,7 +1092,14 @@ MUTATIONS += [
             "copy.deepcopy(student)",
         ),
         ("shares the student's weights", "copy.deepcopy(student)", "copy.copy(student)"),
-        ("decay the wrong way round", "own.lerp_(weight, 1 - decay)", "own.lerp_(weight, decay)"),
+        ("decay the wrong way round", "(1 - kept).to(", "kept.to("),
+        ("decay ignored", ".clamp(max=decay)", ""),
+        (
+            "no rule for the first steps",
+            "((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=decay)",
+            "torch.tensor(decay)",
+        ),
+        ("updates not counted", "self.num_updates.add_(1)", "pass"),
         ("running statistics copied", "if name not in statistics:", "if True:"),
         ("other buffers not copied", "own_buffer.copy_(buffer)", "pass"),
         ("in evaluation mode", "self.model(images)", "self.model.eval()(images)"),
@@ -1283,7 +1271,8 @@ MUTATIONS += [
         ("turned about a pixel's corner", "view(H, 1) + 0.5", "view(H, 1)"),
         ("turned the wrong way", "cosine * right - sine * down", "cosine * right + sine * down"),
         ("solarised one value late", "torch.where(values < threshold", "torch.where(values <= threshold"),
-        ("a bit too many is kept", "2 ** (8 - bits.long()", "2 ** (7 - bits.long().clamp_max(7)"),
+        ("a bit too many is kept", "2 ** (8 - kept)", "2 ** (7 - kept).clamp(min=0)"),
+        ("nine bits in one of many draws", ".clamp(max=8)", ""),
         (
             "grey is the mean of the channels",
             "(19595 * red + 38470 * green + 7471 * blue + 32768) >> 16",

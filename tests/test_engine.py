@@ -5,16 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 from manigraph.build import build, load_dataset
 from manigraph.catalogue import RECIPES
-from manigraph.config import BackboneConfig, Config
+from manigraph.config import BackboneConfig, Config, with_options
 from manigraph.data.augmentation import AugmentationConfig
+from manigraph.data.check import check_brightness
 from manigraph.data.locations import Locations
 from manigraph.data.preprocessing import PreprocessingConfig
+from manigraph.data.sources.arrays import from_arrays
 from manigraph.engine import evaluate_run, load, train
 from manigraph.errors import UserError
 from manigraph.runs import RunDirectory
@@ -272,3 +275,22 @@ def test_there_is_room_for_what_is_remembered_of_each_image(labelled_in_pool: bo
 def test_a_method_that_predicts_with_an_average_gets_no_second_one() -> None:
     decays = {name: RECIPES.get("digits")(name).training.ema_decay for name in ("mean_teacher", "pi_vat")}
     assert decays["mean_teacher"] == 0 < decays["pi_vat"]
+
+
+def test_strong_views_and_whitening_do_not_go_together(tmp_path: Path) -> None:
+    config = with_options(RECIPES.get("digits")("fixmatch"), ["--preprocessing.kind", "zca"], program="test")
+    with pytest.raises(UserError, match=r"use --preprocessing\.kind standardise"):
+        train(config, tmp_path)
+
+
+def test_the_photograph_recipes_standardise_where_views_are_strong() -> None:
+    assert RECIPES.get("cifar10_small")("fixmatch").preprocessing.kind == "standardise"
+    assert RECIPES.get("cifar10_small")("mixmatch").preprocessing.kind == "zca"
+
+
+def test_dark_images_are_told_where_views_are_strong() -> None:
+    pixels = np.random.default_rng(0).integers(0, 17, (60, 8, 8), dtype=np.uint8)
+    classes = np.arange(60) % 3
+    dark, told = from_arrays(pixels, classes), from_arrays(pixels, classes, white=16)
+    assert [finding.kind for finding in check_brightness(dark)] == ["dark_images"]
+    assert check_brightness(told) == []

@@ -12,7 +12,7 @@ from manigraph.config import Config, DataConfig
 from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig, BatchStream
 from manigraph.data.cache import Progress, silent
-from manigraph.data.check import Check, check_batches, check_data
+from manigraph.data.check import Check, check_batches, check_brightness, check_data
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
 from manigraph.data.preprocessing import Preprocessing, fit_preprocessing
@@ -139,6 +139,13 @@ def build(
 
     torch.manual_seed(config.seed)
     algorithm = build_algorithm(config, dataset.input_shape, dataset.num_classes)
+    if "strong" in algorithm.data_request().unlabelled.values():
+        if not preprocessing.is_pixelwise:
+            raise UserError(
+                "whitening blows up what strong views bring in that no image has: use "
+                "--preprocessing.kind standardise with FixMatch"
+            )
+        check = replace(check, findings=(*check.findings, *check_brightness(dataset)))
     # The layout in which CPUs convolve faster.
     algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stub
     # Dropout masks do not depend on how many random numbers the weights took.

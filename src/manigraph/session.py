@@ -135,7 +135,7 @@ class Session:
                 raise DiskFullError(reason) from error
             except NonFiniteLossError as error:
                 self._say_failed(str(error))
-                self._save_weights(self.trainer.evaluated_algorithm())
+                self._save_weights(self._evaluated_algorithm())
                 raise
             except BaseException as error:
                 self._say_failed(f"{type(error).__name__}: {error}")
@@ -216,10 +216,14 @@ class Session:
     def _clean_images(self) -> Iterator[Tensor]:
         """Images as in the clean pass of a step; the place in the stream of batches stays the same."""
         place = self.job.batches.state_dict()
+        request = self.trainer.algorithm.data_request()
+        clean = next((name for name, kind in request.unlabelled.items() if kind != "strong"), None)
         for _ in range(STATISTICS_BATCHES):
             batch = next(self.job.batches)
-            views = (batch.labelled, batch.unlabelled)
-            yield torch.cat([next(iter(group.values())) for group in views if group])
+            images = [next(iter(batch.labelled.values()))]
+            if clean is not None:
+                images.append(batch.unlabelled[clean])
+            yield torch.cat(images)
         self.job.batches.load_state_dict(place)
 
     def _measure(self, model: nn.Module, part: Part) -> tuple[Evaluation, Tensor]:

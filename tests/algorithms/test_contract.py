@@ -319,6 +319,15 @@ def test_consistency_teaches_the_student_and_not_the_target(case: Case) -> None:
 
 
 @every_method
+def test_every_unsupervised_term_teaches_the_student(case: Case) -> None:
+    algorithm = build(case)
+    terms = step_of(algorithm, batch_for(algorithm)).terms
+    for name in unsupervised(dict(terms)):
+        gradients = gradients_of(algorithm, terms[name])
+        assert any(gradient.any() for gradient in gradients.values()), name
+
+
+@every_method
 def test_teachers_and_memories_are_no_part_of_the_gradient(case: Case) -> None:
     algorithm = build(case)
     loss = step_of(algorithm, batch_for(algorithm)).loss

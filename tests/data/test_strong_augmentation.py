@@ -367,3 +367,12 @@ def test_vectors_have_a_random_share_of_their_entries_set_to_zero() -> None:
 def test_impossible_settings_are_refused(settings: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StrongAugmentationConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_the_largest_number_of_bits_is_eight() -> None:
+    # 4 + 5 (1 - 2⁻²⁴) is 9 in float32; a modulus of 2⁻¹ would be a division by 0.
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    largest = torch.tensor([4 + 5 * (1 - 2**-24)])
+    assert largest.item() == 9
+    table = strong_augmentation._posterise_table(images, largest)
+    assert table.flatten().tolist() == list(range(256))

@@ -1,5 +1,6 @@
 """A teacher follows its student, and nothing teaches it."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -28,14 +29,29 @@ def test_it_begins_as_a_copy_that_shares_nothing() -> None:
     assert_bitwise_equal(copied(teacher.state_dict()), before)
 
 
-def test_it_keeps_a_share_of_its_weights() -> None:
+@pytest.mark.parametrize(("decay", "updates"), [(0.75, 40), (0.05, 3), (0.999, 1), (0.999, 7)])
+def test_it_keeps_a_share_of_its_weights(decay: float, updates: int) -> None:
     model = student()
     teacher = Teacher(model)
-    before = copied(dict(teacher.model.named_parameters()))
+    distance = 1.0  # of every weight, from the student's
     move(model)
-    teacher.follow(model, decay=0.75)
-    for name, parameter in teacher.model.named_parameters():
-        torch.testing.assert_close(parameter, 0.75 * before[name] + 0.25 * (before[name] + 1))
+    for update in range(updates):
+        teacher.follow(model, decay)
+        distance *= min(decay, (1 + update) / (10 + update))
+    for own, weight in zip(teacher.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(own, weight - distance, rtol=1e-5, atol=1e-5)
+
+
+def test_its_count_of_updates_is_saved() -> None:
+    model = student()
+    teacher, other = Teacher(model), Teacher(model)
+    for _ in range(5):
+        teacher.follow(model, 0.999)
+    other.load_state_dict(teacher.state_dict())
+    move(model)
+    for each in (teacher, other):
+        each.follow(model, 0.999)
+    assert_bitwise_equal(copied(teacher.state_dict()), copied(other.state_dict()))
 
 
 def test_with_a_decay_of_zero_it_is_the_student() -> None:

@@ -155,8 +155,7 @@ class MeanTeacherComparison(Comparison):
         return Predictions(self.teacher(second), clean_logits)
 
     def after_step(self, model: Classifier, context: StepContext) -> None:
-        # As long as there are few weights to average, their plain mean.
-        self.teacher.follow(model, min(self.config.teacher_decay, 1 - 1 / (context.step + 1)))
+        self.teacher.follow(model, self.config.teacher_decay)
 
     def evaluated(self, model: Classifier) -> Classifier:
         return self.teacher.model

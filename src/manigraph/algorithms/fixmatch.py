@@ -6,8 +6,8 @@
 | l_u (eq. 4) | `functional.confident_cross_entropy`: the class of a weak view, for its strong view |
 | RandAugment, Cutout | `data.strong_augmentation` |
 
-The strong view is made on the device, for whole batches, from the original pixels, whatever the
-preprocessing. Labelled images and weak views go through the clean pass, which moves running statistics;
+Strong views are made for whole batches, from the original pixels. Whitening is refused: it blows up what
+they bring in. Labelled images and weak views go through the clean pass, which moves running statistics;
 strong views do not, as evaluation never sees such images. The weak pass is in the gradient of the entropy and
 balance terms only, which the paper does not have; entropy is off by default.
 

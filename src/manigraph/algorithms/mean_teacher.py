@@ -9,8 +9,9 @@
 The teacher is a network of its own (`comparison.teacher`), in no gradient and not in the optimiser. It
 predicts in training mode, with dropout and the statistics of its own batch; these passes, and nothing else,
 move its own running statistics, while the student's move in its clean pass. In the end the teacher predicts,
-in evaluation mode. α is at most 1 - 1/(t + 1) in step t, so that the first random weights are forgotten at
-once.
+in evaluation mode. α is at most (1 + n) / (10 + n) in update n, so that the first weights are soon forgotten:
+the average goes over the last tenth of a short run. (The authors' code has 1 - 1/(n + 1) there, with which
+the teacher of a run of a thousand steps is the mean of all weights since the first.)
 
 Different from the paper: the labelled images go through the student alone and are compared with nobody
 (`data.labelled_in_pool` puts them among the unlabelled ones), α does not change in the middle of the run, and

@@ -24,6 +24,9 @@ MANY_REPEATS = 2
 """A batch that holds each labelled image more often than this on average is warned of. Somewhat more than
 once is meant where labels are few: each time it is augmented anew."""
 
+SAMPLE_FOR_BRIGHTNESS = 1000
+"""Images that are looked at to see how bright pixels get."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -105,6 +108,22 @@ def check_data(
         classes=[] if split is None else _class_counts(dataset, split),
         findings=sorted(findings, key=lambda finding: order.index(finding.severity)),
     )
+
+
+def check_brightness(dataset: Dataset) -> list[Finding]:
+    """What is to be said of pixels that strong views would take for dark."""
+    pixels = dataset.images[:SAMPLE_FOR_BRIGHTNESS]
+    if pixels.dtype != torch.uint8 or len(pixels) == 0 or pixels.amax() >= dataset.white / 4:
+        return []
+    return [
+        Finding(
+            "warning",
+            "dark_images",
+            f"the brightest of the first pixels is {int(pixels.amax())}, while white is {dataset.white:g}: "
+            f"strong views are made for the full range",
+            "scale the pixels up to 255, or give `white` to `from_arrays`",
+        )
+    ]
 
 
 def check_batches(split: Split, batch: BatchConfig, *, pool: int, uses_unlabelled: bool) -> list[Finding]:

@@ -244,7 +244,8 @@ def _equalise_table(images: Tensor, share: Tensor) -> Tensor:
 
 def _posterise_table(images: Tensor, bits: Tensor) -> Tensor:
     values = _values(images)
-    return (values - values % 2 ** (8 - bits.long().view(-1, 1, 1))).to(torch.uint8)
+    kept = bits.long().clamp(max=8).view(-1, 1, 1)  # the largest draw is rounded up to 9
+    return (values - values % 2 ** (8 - kept)).to(torch.uint8)
 
 
 def _solarise_table(images: Tensor, threshold: Tensor) -> Tensor:

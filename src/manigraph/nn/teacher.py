@@ -19,10 +19,12 @@ class Teacher(nn.Module):
     """
 
     model: Classifier
+    num_updates: Tensor
 
     def __init__(self, student: Classifier) -> None:
         super().__init__()
         self.model = copy.deepcopy(student).requires_grad_(False)
+        self.register_buffer("num_updates", torch.tensor(0))
 
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:
@@ -32,9 +34,15 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def follow(self, student: Classifier, decay: float) -> None:
-        """θ' ← decay θ' + (1 - decay) θ."""
+        """θ' ← a θ' + (1 - a) θ with a = min(decay, (1 + n) / (10 + n)) in update n, from 0.
+
+        As long as the run is short the average goes over about its last tenth. A large decay alone would keep
+        the first, random weights in it for as many steps as 1 / (1 - decay).
+        """
+        kept = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=decay)
+        self.num_updates.add_(1)
         for own, weight in zip(self.model.parameters(), student.parameters(), strict=True):
-            own.lerp_(weight, 1 - decay)
+            own.lerp_(weight, (1 - kept).to(own.dtype))
         statistics = _statistics(self.model)
         for (name, own_buffer), buffer in zip(self.model.named_buffers(), student.buffers(), strict=True):
             if name not in statistics:

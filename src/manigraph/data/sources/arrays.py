@@ -22,6 +22,7 @@ def from_arrays(
     test_classes: Any = None,
     class_names: Sequence[str] | None = None,
     name: str = "arrays",
+    white: float = 255.0,
 ) -> Dataset:
     """A data set from NumPy arrays or tensors.
 
@@ -34,6 +35,7 @@ def from_arrays(
         test_classes: Their classes, all known.
         class_names: Name of each class; by default their numbers.
         name: What the data set is called.
+        white: The value of full brightness of uint8 images, which strong views go by.
     """
     train, numbers = stored_images(images), _classes(classes, "classes")
     _same_length(train, numbers, "images", "classes")
@@ -67,6 +69,7 @@ def from_arrays(
         class_names=names,
         train=torch.arange(len(train)),
         test=torch.arange(len(train), len(everything)),
+        white=white,
     )
 
 
