@@ -219,17 +219,25 @@ def test_only_the_student_of_fixmatch_sees_strong_views(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mean_teacher", "manifold_graph-mean_teacher"])
 @pytest.mark.parametrize(
-    ("step", "decay"),
-    [(0, 0.0), (1, 1 / 2), (3, 3 / 4), (8, 8 / 9), (9, 0.9), (500, 0.9)],  # 1 - 1 / (step + 1), at most 0.9
+    ("update", "decay"),
+    [
+        (0, 1 / 10),
+        (1, 2 / 11),
+        (8, 1 / 2),
+        (79, 80 / 89),
+        (80, 0.9),
+        (500, 0.9),
+    ],  # (1 + n) / (10 + n), at most 0.9
 )
-def test_the_teacher_follows_the_faster_the_younger_it_is(name: str, step: int, decay: float) -> None:
+def test_the_teacher_follows_the_faster_the_younger_it_is(name: str, update: int, decay: float) -> None:
     algorithm = build(case_named(name), teacher_decay=0.9)
     (teacher,) = [module for module in algorithm.modules() if isinstance(module, Teacher)]
     before = copied(dict(teacher.model.named_parameters()))
     with torch.no_grad():
         for parameter in algorithm.model.parameters():
             parameter.add_(1.0)
-    algorithm.after_step(context_at(step, total_steps=1000))
+    teacher.num_updates.fill_(update)
+    algorithm.after_step(context_at())
     for parameter_name, parameter in teacher.model.named_parameters():
         torch.testing.assert_close(parameter, before[parameter_name] + (1 - decay))
 

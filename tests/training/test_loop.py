@@ -278,9 +278,12 @@ def test_a_teacher_follows_weights_that_are_updated_already() -> None:
     schedule = SuperConvergence(max_learning_rate=0.1)
     trainer = Trainer(algorithm, schedule, TrainingConfig(steps=4), torch.Generator())
     images = make_batch().labelled["image"]
+    before = [weight.detach().clone() for weight in algorithm.model.parameters()]
     trainer.train_step(replace(make_batch(), unlabelled={"first": images, "second": images}))
     teacher = algorithm.inference_model()
     assert teacher is not algorithm.model
-    # In the first step it takes the student's weights as they are.
-    for own, weight in zip(teacher.parameters(), algorithm.model.parameters(), strict=True):
-        assert torch.equal(own, weight)
+    # In the first step it takes nine tenths of the student's weights.
+    weights = zip(teacher.parameters(), before, algorithm.model.parameters(), strict=True)
+    for own, first, updated in weights:
+        torch.testing.assert_close(own, 0.1 * first + 0.9 * updated)
+        assert not torch.equal(updated, first)
