@@ -1,7 +1,8 @@
 """Manifold Graph: its warm-up is Π-VAT, its prototype losses are those of section 5."""
 
-from typing import Any
+from typing import dataclasses
 
+import Any
 import pytest
 import torch
 from torch import Tensor
@@ -262,7 +263,7 @@ def test_class_nodes_are_class_major() -> None:
     batch = batch_for(algorithm)
     originals = torch.empty(NUM_CLASSES, 1, 8, 8).normal_(generator=seeded(3))
     class_images = originals.repeat_interleave(2, dim=0)
-    same = type(batch)(batch.labelled, batch.labels, batch.unlabelled, class_images)
+    same = dataclasses.replace(batch, class_images=class_images)
     assert step_of(algorithm, same).terms["divergence"].item() == pytest.approx(1, abs=1e-5)
 
 
