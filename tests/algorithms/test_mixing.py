@@ -406,7 +406,7 @@ def test_ramps(step: int, linear: float, exponential: float) -> None:
 def test_defaults_are_the_papers() -> None:
     mixmatch, mixup = MixMatch.Config(), MixUp.Config()
     assert (mixmatch.num_views, mixmatch.temperature, mixmatch.alpha) == (2, 0.5, 0.75)
-    assert (mixmatch.mixed_consistency_weight, mixmatch.ramp_fraction) == (75.0, 16384 / 2**20)
+    assert (mixmatch.mixed_consistency_weight, mixmatch.ramp_fraction) == (75.0, 0.4)
     assert (mixup.alpha, mixup.mixed_consistency_weight, mixup.ramp_fraction) == (0.75, 1.0, 0.0)
     assert mixmatch.entropy_weight == mixup.entropy_weight == 0
 

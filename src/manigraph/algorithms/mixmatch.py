@@ -50,7 +50,7 @@ class MixMatch(UnlabelledAlgorithm["MixMatch.Config"]):
         """T of the sharpening; 1 leaves guesses as they are, the smaller the more decided they are."""
         mixed_consistency_weight: float = 75.0
         """λ_U, weight of the squared error on mixed unlabelled images; the paper's for CIFAR-10."""
-        ramp_fraction: float = 1 / 64
+        ramp_fraction: float = 0.4
         """Share of the run over which λ_U grows linearly, λ2 as elsewhere; the authors' 2^14 of 2^20."""
 
         def __post_init__(self) -> None:

@@ -142,16 +142,18 @@ TUNING = (
     _tried("pseudo_label", "--method.threshold", "0.8", "--method.pseudo_label_weight", "1"),
     *_weights("mixup", "mixed_consistency_weight", "0.3", "1", "4"),
     *_weights("mixmatch", "mixed_consistency_weight", "10", "40", "75"),
-    _tried("mean_teacher", "--method.teacher_decay", "0.99"),
-    _tried("mean_teacher", "--method.teacher_decay", "0.99", "--method.consistency_weight", "10"),
+    _tried("mean_teacher", "--method.teacher_decay", "0.999"),
     _tried("mean_teacher", "--method.teacher_decay", "0.97"),
+    _tried("mean_teacher", "--method.teacher_decay", "0.97", "--method.consistency_weight", "10"),
     *_weights("temporal_ensembling", "consistency_weight", "4", "10", "25"),
     *_weights("sntg", "neighbours_weight", "0.4", "1.6", "6"),
-    _tried("fixmatch", "--method.threshold", "0.95", "--method.consistency_weight", "1"),
-    _tried("fixmatch", "--method.threshold", "0.8", "--method.consistency_weight", "1"),
-    _tried(
-        "fixmatch",
-        *("--method.threshold", "0.8", "--method.consistency_weight", "1", "--strong.magnitude", "0.5"),
+    *(
+        _tried("fixmatch", *("--method.consistency_weight", "1", "--method.threshold", threshold), *strong)
+        for threshold, strong in (
+            ("0.95", ()),
+            ("0.8", ()),
+            ("0.8", ("--strong.magnitude", "0.5", "--strong.cutout", "0.25", "--strong.fill", "0")),
+        )
     ),
     *_weights("fast_swa", "consistency_weight", "4", "10", "25"),
     *_weights("deep_cotraining", "agreement_weight", "1", "3", "10"),

@@ -1,4 +1,4 @@
-"""The equations of Manifold Graph as pure functions on tensors.
+"""The equations of Manifold Graph and of the other methods as pure functions on tensors.
 
 Nothing here holds state, and nothing imports the rest of the package, so any function can be
 taken into other PyTorch code. `docs/equations.md` maps each formula to its function and its test.

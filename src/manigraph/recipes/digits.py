@@ -27,13 +27,18 @@ METHOD_SETTINGS: dict[str, Any] = {
 }
 """What departs from the paper's settings, for the methods that have the setting."""
 
+OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "compact_clustering": {"scale": 0.05},  # features are so long that at 1 every image hears only itself
+}
+"""What one method needs and others must not have."""
+
 
 def digits(algorithm: str) -> Config[Any]:
     """20 labels, small CNN, one-pixel shifts and small rotations."""
     return averaged(
         Config(
             algorithm=algorithm,
-            method=method_config(algorithm, **METHOD_SETTINGS),
+            method=method_config(algorithm, **METHOD_SETTINGS, **OWN_SETTINGS.get(algorithm, {})),
             data=DataConfig(name="digits", labels=20, stratify="equal", validation=0),
             backbone=BackboneConfig(name="small_cnn"),
             augmentation=AugmentationConfig(translation=1, rotation=10.0, scale=0.1),
