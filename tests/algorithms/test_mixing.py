@@ -281,7 +281,7 @@ def test_guess_of_mixup(monkeypatch: pytest.MonkeyPatch) -> None:
 @both
 def test_guesses_are_constants(case: Case) -> None:
     """Gradients are those of a network that is shown finished mixtures."""
-    algorithm = build(case).eval()
+    algorithm = build(case, ramp_fraction=0.0).eval()
     batch = batch_for(algorithm)
     with recorded_inputs(algorithm.model.backbone) as seen:
         terms = step_of(algorithm, batch).terms
@@ -403,7 +403,7 @@ def test_ramps(step: int, linear: float, exponential: float) -> None:
         assert ramped == pytest.approx(full)
 
 
-def test_defaults_are_the_papers() -> None:
+def test_defaults_are_the_papers_but_for_a_longer_ramp() -> None:
     mixmatch, mixup = MixMatch.Config(), MixUp.Config()
     assert (mixmatch.num_views, mixmatch.temperature, mixmatch.alpha) == (2, 0.5, 0.75)
     assert (mixmatch.mixed_consistency_weight, mixmatch.ramp_fraction) == (75.0, 0.4)
