@@ -1,8 +1,8 @@
 """Manifold Graph: its warm-up is Π-VAT, its prototype losses are those of section 5."""
 
-from typing import dataclasses
+import dataclasses
+from typing import Any
 
-import Any
 import pytest
 import torch
 from torch import Tensor

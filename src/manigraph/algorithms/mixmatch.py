@@ -51,7 +51,7 @@ class MixMatch(UnlabelledAlgorithm["MixMatch.Config"]):
         mixed_consistency_weight: float = 75.0
         """λ_U, weight of the squared error on mixed unlabelled images; the paper's for CIFAR-10."""
         ramp_fraction: float = 0.4
-        """Share of the run over which λ_U grows linearly, λ2 as elsewhere; the authors' is 1/64, of a million."""
+        """Share of the run over which λ_U grows linearly, λ2 as elsewhere; the authors' is 1/64."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
