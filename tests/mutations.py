@@ -1637,7 +1637,6 @@ MUTATIONS += [
             "from_mean = -mean_log_probs(logits)",
         ),
         ("mean of logits", "mean_log_probs(logits)  #", "logits.mean(dim=0).log_softmax(dim=1)  #"),
-        ("gradient stopped at the mean", "mean_log_probs(logits)  #", "mean_log_probs(logits).detach()  #"),
         ("gradient found under autocast", ", torch.autocast(images.device.type, enabled=False)", ""),
         (
             "gradients of parameters accumulated",
@@ -2112,8 +2111,10 @@ class Copy:
 
     def is_sound(self, test: str) -> bool:
         """Whether a test passes where nothing is broken."""
-        if test not in self.sound and "::" in test:
+        if test not in self.sound and test.startswith("tests/"):
             if self.failed_tests(shlex.quote(test)):
+                if "::" not in test:
+                    raise RuntimeError(f"{test} cannot be read, although nothing is broken")
                 self.failing.add(test)
                 return False
             self.sound.add(test)
