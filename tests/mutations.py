@@ -2005,7 +2005,7 @@ TIME_LIMIT = 1200
 def tests_for(mutation: Mutation) -> tuple[str, ...]:
     """The tests that may notice, in the order in which they are tried.
 
-    Those of a file's own folder come first, so that it is noticed sooner.
+    Those of the file itself and of its folder come first, so that it is noticed sooner.
     """
     file = mutation.file
     if mutation.tests:
@@ -2022,8 +2022,10 @@ def tests_for(mutation: Mutation) -> tuple[str, ...]:
         )
     if not file.startswith(("functional/", "nn/", "algorithms/", "training/schedule")):
         return (" ".join(DATA_TESTS),)
-    folders = sorted(TEST_FOLDERS, key=lambda folder: not folder.startswith(f"tests/{file.split('/')[0]}"))
-    return tuple(folders)
+    folder, name = file.rsplit("/", 1)
+    own = f"tests/{folder}/test_{name}"
+    folders = sorted(TEST_FOLDERS, key=lambda tests: not tests.startswith(f"tests/{folder}"))
+    return (own, *folders) if (ROOT / own).is_file() else tuple(folders)
 
 
 WARM = multiprocessing.get_context("forkserver")
