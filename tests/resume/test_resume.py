@@ -285,7 +285,7 @@ def test_other_images_are_noticed(tmp_path: Path) -> None:
 
 
 def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
-    run = interrupted(tmp_path, 9)
+    run = interrupted(tmp_path, 9, config(steps=11))
     listening = Listening()
     threads = torch.get_num_threads()
     try:
