@@ -275,7 +275,9 @@ def test_the_data_benchmark_measures_what_it_says() -> None:
     image = usual[5]
     assert image.shape == (3, 32, 32)
     inner = fitted(dataset.images[5:6])[0, :, 10:20, 10:20]
-    candidates = [image[:, top : top + 10, left : left + 10] for top in range(8, 13) for left in range(8, 13)]
+    # Columns 10 to 19 shifted by up to 2; mirrored they are 12 to 21.
+    windows = [(top, left) for top in range(8, 13) for left in range(8, 15)]
+    candidates = [image[:, top : top + 10, left : left + 10] for top, left in windows]
     candidates += [candidate.flip(2) for candidate in candidates]
     assert any(torch.allclose(candidate, inner, atol=1e-5) for candidate in candidates)
     timings = time_augmentation(1, 2, lambda: None)

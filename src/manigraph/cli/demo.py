@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
     from manigraph.cli.results import print_table
     from manigraph.engine import train
     from manigraph.experiments.grid import Cell, measure
-    from manigraph.experiments.tables import METHODS
+    from manigraph.experiments.tables import FIRST_METHODS
 
     errors: dict[str, float] = {}
     folders: dict[str, Path] = {}
@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> int:
     outsider = Cell("digits", "label_spreading", options.labels, options.seed)
     errors["label_spreading"] = measure(outsider, options.runs).test_error
 
-    titles = {row.algorithm: row.title for row in METHODS if row.algorithm in errors}
+    titles = {row.algorithm: row.title for row in FIRST_METHODS if row.algorithm in errors}
     heading = f"Test error on 500 images, {options.labels} labels, seed {options.seed}"
     print_table(heading, ["error %"], [(title, [f"{errors[name]:.1f}"]) for name, title in titles.items()])
     console.print(verdict(errors), highlight=False)
