@@ -173,6 +173,7 @@ MUTATIONS = [
         'logits = self.model(batch.labelled["image"])',
         "with __import__('manigraph').nn.frozen_running_statistics(self.model):\n"
         '            logits = self.model(batch.labelled["image"])',
+        (f"{CONTRACT} -k supervised",),
     ),
     # Consistency, entropy, ramp
     Mutation(
