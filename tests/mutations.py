@@ -392,9 +392,9 @@ MUTATIONS = [
     Mutation("class images not drawn", GRAPH, "model.nodes.draw(batch.class_images)", "pass"),
     Mutation(
         "class images move the running statistics",
-        GRAPH,
-        "with frozen_running_statistics(model):\n            return",
-        "if True:\n            return",
+        "nn/classifier.py",
+        "with dropout_of(self.backbone, ALONE), frozen_running_statistics(self.backbone):",
+        "with dropout_of(self.backbone, ALONE):",
     ),
     Mutation(
         "margin of the boundary never detached",

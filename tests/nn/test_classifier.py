@@ -18,6 +18,7 @@ from tests.helpers import (
     copied,
     normal,
     recorded_inputs,
+    running_statistics,
     seeded,
     tiny_backbone,
 )
@@ -144,6 +145,16 @@ def test_frozen_model_is_in_the_mode_of_its_model(training: bool) -> None:
     model = graph_classifier("generated")
     model.train(training)
     assert model.frozen().training is training
+
+
+def test_labelled_images_as_nodes_move_no_running_statistics() -> None:
+    # Nor those of a teacher, which predicts in training mode.
+    found, expected = graph_classifier("labelled_images"), graph_classifier("labelled_images")
+    with recorded_inputs(found.backbone) as seen:
+        found(IMAGES)
+    expected.features(IMAGES)
+    assert len(seen) == 2, "the nodes and the images"
+    assert_bitwise_equal(running_statistics(found), running_statistics(expected))
 
 
 def test_state_says_whether_the_graph_is_on() -> None:
