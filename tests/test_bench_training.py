@@ -14,16 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from manigraph.build import build
-from manigraph.catalogue import RECIPES
-from manigraph.cli.main import main
-from manigraph.config import Config
-from manigraph.data.locations import Locations
-from manigraph.data.split import draw_split
-from manigraph.errors import UserError
-from manigraph.experiments import bench_loop, bench_recipes
-from manigraph.experiments.bench_data import random_dataset
-from manigraph.experiments.bench_loop import (
+from manigraph.bench import loop as bench_loop
+from manigraph.bench import recipes as bench_recipes
+from manigraph.bench.data import random_dataset
+from manigraph.bench.loop import (
     CompileSetting,
     LoopSetting,
     backbone_passes,
@@ -31,7 +25,7 @@ from manigraph.experiments.bench_loop import (
     graph_passes,
     time_loop,
 )
-from manigraph.experiments.bench_recipes import (
+from manigraph.bench.recipes import (
     Images,
     Trial,
     first_step_after_warmup,
@@ -42,6 +36,13 @@ from manigraph.experiments.bench_recipes import (
     tried_recipes,
     try_recipe,
 )
+from manigraph.build import build
+from manigraph.catalogue import RECIPES
+from manigraph.cli.main import main
+from manigraph.config import Config
+from manigraph.data.locations import Locations
+from manigraph.data.split import draw_split
+from manigraph.errors import UserError
 from manigraph.recipes.measured import Measured, add_measured, calibration_seconds, read_measured
 from manigraph.training.loop import Trainer
 from tests.helpers import copied, recorded_inputs

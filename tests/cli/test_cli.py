@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from manigraph.bench.data import PilImages, random_dataset, time_augmentation, time_data_share
 from manigraph.cli.main import main
 from manigraph.data.preprocessing import Standardise
-from manigraph.experiments.bench_data import PilImages, random_dataset, time_augmentation, time_data_share
 from manigraph.runs import RunDirectory
 
 QUICK = ["--training.steps", "12", "--backbone.width", "0.25", "--training.log_every", "4"]

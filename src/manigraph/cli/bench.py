@@ -116,8 +116,8 @@ def _teller(progress: Progress, section: str) -> Told:
 
 
 def _steps(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.steps import SETTINGS, run_benchmark
     from manigraph.cli.results import print_table
-    from manigraph.experiments.bench import SETTINGS, run_benchmark
 
     timings = run_benchmark(options.scale, lambda: tell("timing steps"))
 
@@ -136,8 +136,8 @@ def _steps(options: BenchOptions, tell: Told) -> Answer:
 def _data(options: BenchOptions, tell: Told) -> Answer:
     import torch
 
+    from manigraph.bench.data import time_augmentation, time_data_share
     from manigraph.cli.results import print_table
-    from manigraph.experiments.bench_data import time_augmentation, time_data_share
 
     rounds = max(1, round(10 * options.scale))
     augmentation = time_augmentation(rounds, 60, lambda: tell("timing augmentation"))
@@ -160,8 +160,8 @@ def _data(options: BenchOptions, tell: Told) -> Answer:
 
 
 def _memory(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.memory import measure_memory
     from manigraph.cli.results import print_table
-    from manigraph.experiments.bench_memory import measure_memory
 
     uses = measure_memory(max(1000, round(100_000 * options.scale)), tell)
 
@@ -188,8 +188,8 @@ def _memory(options: BenchOptions, tell: Told) -> Answer:
 
 
 def _loop(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.loop import run_loop_benchmark
     from manigraph.cli.results import print_table
-    from manigraph.experiments.bench_loop import run_loop_benchmark
 
     timings = run_loop_benchmark(options.scale, tell)
 
@@ -218,8 +218,8 @@ def _loop(options: BenchOptions, tell: Told) -> Answer:
 
 
 def _compile(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.loop import CompileTiming, run_compile_benchmark
     from manigraph.cli.results import print_table
-    from manigraph.experiments.bench_loop import CompileTiming, run_compile_benchmark
 
     figures = run_compile_benchmark(options.scale, tell)
 
@@ -246,8 +246,8 @@ def _compile(options: BenchOptions, tell: Told) -> Answer:
 
 
 def _recipes(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.recipes import ALGORITHMS_TRIED, measurements, tried_recipes, try_recipes
     from manigraph.cli.results import print_table
-    from manigraph.experiments.bench_recipes import ALGORITHMS_TRIED, measurements, tried_recipes, try_recipes
     from manigraph.recipes.measured import add_measured
     from manigraph.runs import provenance
 

@@ -1,6 +1,6 @@
 """How much memory a large folder of images takes: measured in processes of their own.
 
-`python -m manigraph.experiments.bench_memory FOLDER CACHE mapped|resident` prints one line of JSON.
+`python -m manigraph.bench.memory FOLDER CACHE mapped|resident` prints one line of JSON.
 """
 
 import json

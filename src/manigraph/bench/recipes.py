@@ -2,7 +2,7 @@
 
 A run of the paper takes months on two cores, so a recipe is proved by its first updates, at its own width,
 on the real images. Each recipe is tried in a process of its own, whose peak memory is then its own:
-`python -m manigraph.experiments.bench_recipes RECIPE ALGORITHM SCALE` prints a line of JSON for each event.
+`python -m manigraph.bench.recipes RECIPE ALGORITHM SCALE` prints a line of JSON for each event.
 """
 
 import json

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manigraph.bench.data import random_dataset
 from manigraph.build import Job, build
 from manigraph.catalogue import RECIPES
 from manigraph.config import Config
 from manigraph.contract import Batch
 from manigraph.data.sources.base import Dataset
-from manigraph.experiments.bench_data import random_dataset
 from manigraph.nn.classifier import Classifier, GraphClassifier
 from manigraph.nn.compiling import compile_backbone
 from manigraph.recipes.measured import finish

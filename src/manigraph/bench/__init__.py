@@ -1,0 +1,1 @@
+"""Measurements of speed: ratios of contenders that take turns in one process."""
