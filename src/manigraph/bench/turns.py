@@ -1,8 +1,8 @@
 """Contenders that take turns: how every ratio is measured.
 
-A machine may be shared and noisy, so no absolute time is worth much. All contenders do their work once in every
-round, in an order that is reversed from round to round; each round gives one ratio, and what counts is the
-median of the rounds' ratios with its 95 % interval. Rounds are added until that interval is narrow.
+A machine may be shared and noisy, so no absolute time is worth much. All contenders do their work once in
+every round, in an order that is reversed from round to round; each round gives one ratio, and what counts is
+the median of the rounds' ratios with its 95 % interval. Rounds are added until that interval is narrow.
 """
 
 import math
@@ -111,7 +111,7 @@ def _ratios(times: Sequence[float], versus: Sequence[float]) -> list[float]:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the median, from the order of the values alone; all of them if they are fewer than 6."""
+    """95 % interval of the median, from the order of the values alone; of fewer than 9 the whole range."""
     ordered = sorted(values)
     n = len(ordered)
     # The number of values below the true median is binomial(n, 1/2): cut off at most 2.5 % at either end.
