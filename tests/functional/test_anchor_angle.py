@@ -51,6 +51,19 @@ def test_random_members(seed: int, margin: float) -> None:
     assert_equals_enumeration(Members(similarity, classes, margin))
 
 
+@pytest.mark.parametrize("centres_at_once", [1, 2, 3])
+def test_a_few_centres_at_a_time(centres_at_once: int) -> None:
+    similarity = torch.tanh(normal(12, 5, seed=4))
+    classes = torch.tensor([0, 1, 1, 4, 4, 0, 1, 4, 4, 4, 0, 0])  # no member of centres 2 and 3
+
+    def in_parts(s: Tensor) -> Tensor:
+        return triplet_sum(s, classes, margin=0.15, numbers_at_once=12 * centres_at_once).total
+
+    assert_agree(in_parts, lambda s: triplet_sum(s, classes, margin=0.15).total, similarity, tolerance=1e-13)
+    number = triplet_sum(similarity, classes, margin=0.15, numbers_at_once=12 * centres_at_once).number
+    assert number == triplet_sum(similarity, classes, margin=0.15).number
+
+
 def test_by_hand() -> None:
     # Margin 1/4, members a (class 0) and b, c (class 1).
     # Centre 0: t_a = 1/2 - 1/4 = 1/4; S(c_0, b) = 3/8 gives (1/8)² = 1/64; S(c_0, c) = 1/4 is a tie: 0.

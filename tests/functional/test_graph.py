@@ -123,6 +123,21 @@ def test_refined_nodes_are_those_of_the_full_graphs(num_heads: int, scale: float
     assert_agree(ours, naive, features, prototypes, *embeddings, weight, bias)
 
 
+@pytest.mark.parametrize("rows_at_once", [1, 2, 4])
+def test_edges_among_prototypes_part_by_part(rows_at_once: int) -> None:
+    prototypes = normal(P, 2, E, seed=2)
+
+    def in_parts(g: Tensor) -> Tensor:
+        context = prototype_context(g, scale=0.35, edges_at_once=rows_at_once * 2 * P)
+        return torch.cat([context.log_normaliser.unsqueeze(2), context.mean], dim=2)
+
+    def as_one(g: Tensor) -> Tensor:
+        context = prototype_context(g, scale=0.35)
+        return torch.cat([context.log_normaliser.unsqueeze(2), context.mean], dim=2)
+
+    assert_agree(in_parts, as_one, prototypes, tolerance=1e-13)
+
+
 def test_gradchecks() -> None:
     images, prototypes = normal(2, 2, 2, seed=1), normal(3, 2, 2, seed=2)
     check_gradients(attention_weights, images, prototypes)

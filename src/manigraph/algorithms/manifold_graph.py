@@ -9,7 +9,7 @@
 | f̂ = σ(f + φ2([g, Σ w g])) | `nn.ManifoldGraph`, `functional.graph` |
 | L_anc = magnitude + angle + boundary | `functional.anchor_magnitude/_angle/_boundary` |
 | L_div | `functional.divergence` |
-| L_clf,P | `torch.nn.functional.cross_entropy` on the refined prototypes |
+| L_clf,P | `functional.prototype_cross_entropy` |
 
 L = L_clf,I + λ1 L_con + λ2 L_em + λ3 L_anc + λ4 L_div + λ5 L_clf,P. Until `warmup_fraction` of the run
 is over, only the first three, on raw features: that step equals Π-VAT's bit for bit.
@@ -220,10 +220,7 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
         spread = divergence(
             prototypes, C, margin=config.margin_divergence, reduction=config.divergence_reduction
         )
-        prototype_logits = self.model.prototype_logits(nodes, own_features)  # (G, P, C)
-        prototype_classification = F.cross_entropy(
-            prototype_logits.flatten(0, 1), prototype_classes.repeat(len(prototype_logits))
-        )
+        prototype_classification = self.model.prototype_loss(nodes, own_features, prototype_classes)
         return {
             "anchor": config.anchor_weight * anchor,
             "divergence": config.divergence_weight * spread,

@@ -40,6 +40,7 @@ from manigraph.functional.graph import (
     attention_weights,
     image_context,
     image_share,
+    message_parts,
     own_class_attention,
     prototype_context,
     refine,
@@ -54,6 +55,7 @@ from manigraph.functional.mixing import (
     symmetric_beta,
 )
 from manigraph.functional.neighbours import neighbour_contrast
+from manigraph.functional.prototype_classification import prototype_cross_entropy
 from manigraph.functional.prototypes import (
     anchor_angle,
     anchor_boundary,
@@ -93,6 +95,7 @@ __all__ = [
     "mean_log_probs",
     "memory_divergence",
     "memory_logits",
+    "message_parts",
     "mix",
     "mse_consistency",
     "nearest_centre",
@@ -101,6 +104,7 @@ __all__ = [
     "prediction_cross_entropy",
     "propagated_labels",
     "prototype_context",
+    "prototype_cross_entropy",
     "prototype_similarity",
     "refine",
     "refine_prototypes",

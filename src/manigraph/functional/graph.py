@@ -18,8 +18,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 LEAKY_SLOPE = 0.1
+EDGES_AT_ONCE = 1 << 24
+"""64 MB in float32; up to 4,096 prototypes are computed as one."""
 
 
 class PrototypeContext(NamedTuple):
@@ -29,6 +32,19 @@ class PrototypeContext(NamedTuple):
     """z_p, the logarithm of the softmax denominator without the image."""
     mean: Float[Tensor, "P H E"]
     """m_p, the attention-weighted mean of the other prototypes' embeddings."""
+
+
+class MessageParts(NamedTuple):
+    """f̂_bp = LeakyReLU(without_image_p + Σ_h share_bhp (of_image_hb - of_prototypes_hp))."""
+
+    without_image: Float[Tensor, "P D"]
+    """Itself and what it would hear if there were prototypes alone."""
+    of_prototypes: Float[Tensor, "H P D"]
+    """φ2 of the other prototypes' mean m_p."""
+    of_image: Float[Tensor, "H B D"]
+    """φ2 of the image's embedding g_b."""
+    share: Float[Tensor, "B H P"]
+    """α_bp."""
 
 
 def attention_weights(
@@ -77,16 +93,45 @@ def image_context(
 
 
 def prototype_context(
-    prototype_embeddings: Float[Tensor, "P H E"], *, scale: float = 1.0
+    prototype_embeddings: Float[Tensor, "P H E"], *, scale: float = 1.0, edges_at_once: int = EDGES_AT_ONCE
 ) -> PrototypeContext:
-    """z_p and m_p: attention among prototypes, the self edge masked before the softmax."""
-    if prototype_embeddings.shape[0] < 2:
+    """z_p and m_p: attention among prototypes, the self edge masked before the softmax.
+
+    Args:
+        prototype_embeddings: g of all prototypes.
+        scale: Factor on the dot products.
+        edges_at_once: Where there are more than this, the rows of the P·P edges are computed part by part,
+            and once more in the backward pass, so that they are never all in memory.
+    """
+    P, H, _ = prototype_embeddings.shape
+    if P < 2:
         raise ValueError("attention among prototypes needs at least 2 prototypes, got 1")
-    scores = scale * torch.einsum("phe,qhe->phq", prototype_embeddings, prototype_embeddings)
-    self_edge = torch.eye(len(scores), dtype=torch.bool, device=scores.device).unsqueeze(1)
-    scores = scores.masked_fill(self_edge, -torch.inf)  # (P, H, P)
-    mean = torch.einsum("phq,qhe->phe", F.softmax(scores, dim=2), prototype_embeddings)
-    return PrototypeContext(torch.logsumexp(scores, dim=2), mean)
+    rows_at_once = max(1, edges_at_once // (P * H))
+    if rows_at_once >= P:
+        return PrototypeContext(*_context_of_rows(prototype_embeddings, prototype_embeddings, 0, scale))
+    parts = [
+        checkpoint(
+            _context_of_rows,
+            prototype_embeddings[start : start + rows_at_once],
+            prototype_embeddings,
+            start,
+            scale,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for start in range(0, P, rows_at_once)
+    ]
+    return PrototypeContext(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _context_of_rows(rows: Tensor, embeddings: Tensor, start: int, scale: float) -> tuple[Tensor, Tensor]:
+    """Z and m of the prototypes from number `start` on."""
+    scores = scale * torch.einsum("phe,qhe->phq", rows, embeddings)
+    numbers = torch.arange(len(embeddings), device=scores.device)
+    self_edge = numbers == numbers[start : start + len(rows)].unsqueeze(1)  # (rows, P)
+    scores = scores.masked_fill(self_edge.unsqueeze(1), -torch.inf)  # (rows, H, P)
+    mean = torch.einsum("phq,qhe->phe", F.softmax(scores, dim=2), embeddings)
+    return torch.logsumexp(scores, dim=2), mean
 
 
 def image_share(
@@ -130,21 +175,34 @@ def refine_prototypes(
     φ2 is linear, so its context half is applied to the P means m_p and the B embeddings g_b, and
     only their combination with the shares α_bp has B·P rows.
     """
+    parts = message_parts(prototypes, prototype_embeddings, image_embeddings, weight, bias, scale=scale)
+    total = parts.without_image.unsqueeze(0)  # (1, P, D)
+    for share, of_image, of_prototypes in zip(
+        parts.share.unbind(1), parts.of_image, parts.of_prototypes, strict=True
+    ):
+        total = total + share.unsqueeze(2) * (of_image.unsqueeze(1) - of_prototypes)  # (B, P, D)
+    return F.leaky_relu(total, LEAKY_SLOPE)
+
+
+def message_parts(
+    prototypes: Float[Tensor, "P D"],
+    prototype_embeddings: Float[Tensor, "P H E"],
+    image_embeddings: Float[Tensor, "B H E"],
+    weight: Float[Tensor, "D F"],
+    bias: Float[Tensor, " D"],
+    *,
+    scale: float = 1.0,
+) -> MessageParts:
+    """All that `refine_prototypes` needs, before anything has B·P·D numbers."""
     _, H, E = prototype_embeddings.shape
     log_normaliser, mean = prototype_context(prototype_embeddings, scale=scale)
     share = image_share(image_embeddings, prototype_embeddings, log_normaliser, scale=scale)
-
     own_weight, context_weight = weight.split(H * E, dim=1)
     context_weight = context_weight.unflatten(1, (H, E))  # (D, H, E)
     own = prototypes + F.linear(prototype_embeddings.flatten(1), own_weight, bias)  # (P, D)
-    from_prototypes = torch.einsum("phe,dhe->hpd", mean, context_weight)
-    from_image = torch.einsum("bhe,dhe->hbd", image_embeddings, context_weight)
-
-    total = (own + from_prototypes.sum(dim=0)).unsqueeze(0)  # (1, P, D)
-    for head in range(H):
-        change = from_image[head].unsqueeze(1) - from_prototypes[head]  # (B, P, D)
-        total = total + share[:, head].unsqueeze(2) * change
-    return F.leaky_relu(total, LEAKY_SLOPE)
+    of_prototypes = torch.einsum("phe,dhe->hpd", mean, context_weight)
+    of_image = torch.einsum("bhe,dhe->hbd", image_embeddings, context_weight)
+    return MessageParts(own + of_prototypes.sum(dim=0), of_prototypes, of_image, share)
 
 
 def _scores(image_embeddings: Tensor, prototype_embeddings: Tensor) -> Tensor:

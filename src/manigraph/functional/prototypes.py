@@ -9,6 +9,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+NUMBERS_AT_ONCE = 1 << 22
+"""Similarities of members and centres that are sorted at a time: 32 MB in float64."""
 
 
 def class_centres(prototypes: Float[Tensor, "P D"], num_classes: int) -> Float[Tensor, "C D"]:
@@ -67,40 +71,75 @@ def anchor_angle(
     return (total / number.clamp_min(1)).to(similarity.dtype)
 
 
-def triplet_sum(similarity: Float[Tensor, "N C"], classes: Int[Tensor, " N"], *, margin: float) -> TripletSum:
+def triplet_sum(
+    similarity: Float[Tensor, "N C"],
+    classes: Int[Tensor, " N"],
+    *,
+    margin: float,
+    numbers_at_once: int = NUMBERS_AT_ONCE,
+) -> TripletSum:
     """Sum and number of the non-zero triplet terms, exact, without enumerating triplets.
 
     With t_j = S(c_i, f_j) - margin and n_k = S(c_i, f_k), a member contributes
     Σ_{k: n_k > t_j} (n_k - t_j)² = S2 - 2 t_j S1 + N t_j², where N, S1 and S2 are the number, sum
     and sum of squares of the non-members above t_j: differences of running sums over the sorted n.
     O(C·N log N) instead of O(N²). The running sums are float64, because the three parts cancel.
+
+    Args:
+        similarity: Cosine of every member with every centre.
+        classes: Class of every member.
+        margin: As of `anchor_angle`.
+        numbers_at_once: Where there are more similarities than this, a few centres at a time are looked at,
+            and once more in the backward pass, so that the sorted ones are never all in memory.
     """
     num_members, num_classes = similarity.shape
-    by_class = similarity.double().T  # (C, N)
-    is_member = F.one_hot(classes, num_classes).bool().T  # (C, N)
+    centres_at_once = max(1, numbers_at_once // num_members)
+    if centres_at_once >= num_classes:
+        return TripletSum(*_triplets_of_centres(similarity, classes, margin))
+    parts = [
+        checkpoint(
+            _triplets_of_centres,
+            similarity[:, start : start + centres_at_once],
+            classes - start,
+            margin,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for start in range(0, num_classes, centres_at_once)
+    ]
+    totals, numbers = zip(*parts, strict=True)
+    return TripletSum(torch.stack(totals).sum(), torch.stack(numbers).sum())
+
+
+def _triplets_of_centres(similarity: Tensor, classes: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """Sum and number for a few centres; members of other classes than theirs have another number."""
+    num_members, num_centres = similarity.shape
+    by_centre = similarity.double().T  # (c, N)
+    is_member = classes == torch.arange(num_centres, device=classes.device).unsqueeze(1)  # (c, N)
 
     # Members sort to the front of their own centre's row, where no threshold can reach them.
-    others, _ = by_class.masked_fill(is_member, -torch.inf).sort(dim=1)  # (C, N), ascending
+    others, _ = by_centre.masked_fill(is_member, -torch.inf).sort(dim=1)  # (c, N), ascending
     values = others.masked_fill(others.isinf(), 0)
-    running_sum = F.pad(values.cumsum(dim=1), (1, 0))  # (C, N + 1)
+    running_sum = F.pad(values.cumsum(dim=1), (1, 0))  # (c, N + 1)
     running_square = F.pad(values.square().cumsum(dim=1), (1, 0))
 
     # One threshold per member, in the row of its own class. Members of one class are laid side by
     # side so that one call finds all positions.
     order = classes.argsort(stable=True)  # (N,) members, class by class
+    order = order[is_member.any(dim=0)[order]]
     row = classes[order]
-    sizes = torch.bincount(classes, minlength=num_classes)  # (C,)
-    column = torch.arange(num_members, device=row.device) - (sizes.cumsum(0) - sizes)[row]
-    threshold = by_class[row, order] - margin  # (N,)
-    grid = threshold.new_zeros(num_classes, int(sizes.max()))
+    sizes = torch.bincount(row, minlength=num_centres)  # (c,)
+    column = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row]
+    threshold = by_centre[row, order] - margin
+    grid = threshold.new_zeros(num_centres, int(sizes.max()))
     grid[row, column] = threshold.detach()
-    position = torch.searchsorted(others.detach(), grid, right=True)[row, column]  # (N,)
+    position = torch.searchsorted(others.detach(), grid, right=True)[row, column]
 
     above = num_members - position
     sum_above = running_sum[row, -1] - running_sum[row, position]
     square_above = running_square[row, -1] - running_square[row, position]
     terms = square_above - 2 * threshold * sum_above + above * threshold.square()
-    return TripletSum(terms.sum(), above.sum())
+    return terms.sum(), above.sum()
 
 
 def anchor_boundary(

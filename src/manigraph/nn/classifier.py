@@ -3,9 +3,11 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manigraph.functional.prototype_classification import prototype_cross_entropy
 from manigraph.nn.backbones.base import Backbone
 from manigraph.nn.batch_norm import frozen_running_statistics
 from manigraph.nn.dropout import dropout_of
@@ -92,6 +94,15 @@ class GraphClassifier(Classifier):
             self.graph.refine_prototypes(nodes.prototypes, nodes.embeddings, features)
         )
         return logits
+
+    def prototype_loss(
+        self, nodes: Nodes, features: Float[Tensor, "B D"], classes: Int[Tensor, " P"]
+    ) -> Float[Tensor, ""]:
+        """L_clf,P: cross-entropy of the refined prototypes, mean over all graphs of the batch."""
+        if self.graph.prototype_update == "per_image":
+            parts = self.graph.message_parts(nodes.prototypes, nodes.embeddings, features)
+            return prototype_cross_entropy(parts, self.linear.weight, self.linear.bias, classes)
+        return F.cross_entropy(self.prototype_logits(nodes, features).squeeze(0), classes)
 
     def final_features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
         nodes = self.class_nodes() if self.graph_is_on else None

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from manigraph.functional.graph import (
     LEAKY_SLOPE,
+    MessageParts,
     attention_weights,
     image_context,
+    message_parts,
     prototype_context,
     refine,
     refine_prototypes,
@@ -71,6 +73,17 @@ class ManifoldGraph(nn.Module):
         # In mixed precision the nodes are half precision, but VAT's power step is float32.
         context = image_context(g, prototype_embeddings.to(g.dtype), scale=self.scale)
         return refine(features, g, context, self.message.weight, self.message.bias)
+
+    def message_parts(
+        self,
+        prototypes: Float[Tensor, "P D"],
+        prototype_embeddings: Float[Tensor, "P H E"],
+        features: Float[Tensor, "B D"],
+    ) -> MessageParts:
+        """What refined prototypes in the graphs of these images are made of."""
+        g = self.embedding(features)
+        weight, bias = self.message.weight, self.message.bias
+        return message_parts(prototypes, prototype_embeddings, g, weight, bias, scale=self.scale)
 
     def refine_prototypes(
         self,
