@@ -14,14 +14,14 @@ becomes one compact cluster, along the ways there are. Gradient flows through th
 too: the authors count it among the merits of label propagation that it is differentiable, and their code
 stops none. `detach_propagation` makes Φ a constant.
 
-Different from the paper: its loss is divided by N², that of the authors' code by N, for which their weights
-are made; here it is a mean over images too. Their code also smooths H itself and adds 1e-6 before each
-logarithm, so that there is no pull between images that are far apart; here the graph is computed in float64
-from logarithms, and only the propagation is smoothed, between different images. A class of which no labelled
-image is in the batch takes no part in that step: its images are drawn to other classes, so batches should
-hold all classes (the authors take 10 images of each). With `balance_memory`, Φ_U is balanced over recent
-batches before T and M are made of it; a class without label in the batch stays at 0. Entropy, balance and the
-ramp are not in the paper. The one pass is clean and moves batch-norm running statistics.
+The loss is a mean over images (1/N), as in the authors' code, for which their weights are made. Different
+from it: their code smooths H itself and adds 1e-6 before each logarithm, so that there is no pull between
+images that are far apart; here the graph is computed in float64 from logarithms, and only the propagation is
+smoothed, between different images. A class of which no labelled image is in the batch takes no part in that
+step: its images are drawn to other classes, so batches should hold all classes (the authors take 10 images of
+each). With `balance_memory`, Φ_U is balanced over recent batches before T and M are made of it; a class
+without label in the batch stays at 0. Entropy, balance and the ramp are not in the paper. The one pass is
+clean and moves batch-norm running statistics.
 """
 
 from dataclasses import dataclass

@@ -13,14 +13,14 @@ images that mislead another what that other predicts without being misled (L_dif
 both. The y of an unlabelled image is the class that view i predicts. Gradient flows into both predictions of
 L_dif.
 
-Views are paired in every step. The paper pairs them at random; here the pairs are the rounds of a tournament,
-so that each two meet equally often and no random number is needed.
+Views are paired in every step: the pairs are the rounds of a tournament, so that each two meet equally often
+and no random number is needed.
 
 Different from the paper: there each view draws labelled images of its own, here all get those of the batch. ε
 is not in the paper; 0.02 is what its authors told others (their images are not clamped either), here in units
-of the preprocessed input. Predictions are the mean of all views; the paper's figures are those of single
-views (`predict_with`). With `balance_memory`, what L_dif asks of partners is balanced by one bias for all
-views, that of their mean prediction, and is a constant; else the views would move against the bias.
+of the preprocessed input. Predictions are the mean of all views, or those of the first (`predict_with`).
+With `balance_memory`, what L_dif asks of partners is balanced by one bias for all views, that of their mean
+prediction, and is a constant; else the views would move against the bias.
 
 All views take the same images through their clean passes, and each moves its own batch-norm running
 statistics there alone. Adversarial images are found with the dropout masks of the clean pass, in float32.

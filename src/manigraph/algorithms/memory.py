@@ -16,12 +16,12 @@ unlabelled images. Gradient flows into the features that are looked up and into 
 into the memory. So the model entropy draws features towards one of the keys, and the divergence lets the
 network say what the memory says, the more the surer that is.
 
-Different from the paper: a class of which no image has been seen has no weight in w; there it has key 0 and a
-uniform value and draws images to it. In the authors' code the distance is a sum of absolute differences and a
-value is read by its column; here both are as in the paper. Their weight is λ = 1 for the sum of both terms;
-here each has its own. With `balance_memory` the memory's predictions of unlabelled images are balanced before
-the network follows them; the values stay as they are. Entropy (of the network) and balance are not in the
-paper. The one pass is clean and moves batch-norm running statistics.
+Different from the authors' code: a class of which no image has been seen has no weight in w; there it has key
+0 and a uniform value and draws images to it. There the distance is a sum of absolute differences and a value
+is read by its column; here it is Euclidean, and p̂ a weighted mean. Their weight is 1 for the sum of both
+terms; here each has its own. With `balance_memory` the memory's predictions of unlabelled images are balanced
+before the network follows them; the values stay as they are. Entropy (of the network) and balance are not in
+the paper. The one pass is clean and moves batch-norm running statistics.
 """
 
 from dataclasses import dataclass

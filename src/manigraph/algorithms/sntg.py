@@ -14,9 +14,8 @@ pi_model, the first with mean_teacher). The clean pass alone moves the student's
 moves its own.
 
 Different from the paper: L_G is the mean over all pairs of the batch, where the authors draw as many pairs as
-half a batch has images. Distances are means over the features, as in the authors' code, where the equation in
-the paper has no such factor. The labelled images are compared with nobody in L_con. Entropy and balance are
-on offer; entropy is off.
+half a batch has images. Distances are means over the features, as in the authors' code. The labelled images
+are compared with nobody in L_con. Entropy and balance are on offer; entropy is off.
 """
 
 from dataclasses import dataclass
@@ -52,7 +51,7 @@ class SNTG(ComparisonAlgorithm["SNTG.Config"]):
         consistency_weight: float = 10.0
         """λ1, of the consistency term: the paper's 100 for a mean over 10 classes, where ours is a sum."""
         neighbours_weight: float = 40.0
-        """λ2, weight of L_G: 0.4 to 1 of the paper's 100 for λ1, by the data set."""
+        """λ2, weight of L_G: 0.4 of λ1 = 100, as in the authors' code."""
         margin: float = 1.0
         """m, the distance at which images of different classes are far enough apart."""
         entropy_weight: float = 0.0

@@ -17,7 +17,7 @@ numbers, where Pillow's rounding now and then gives one grey level less. Pillow 
 coordinates of 16 binary places, so that in one of some thousand pixels a neighbour is taken.
 
 What differs: the list and the ranges are those of the paper's table, of which the paper's code differs (each
-operation is left out half of the time, some ranges are wider, the square always has half the image's side).
+operation is left out half of the time, some ranges are wider, the square always has 16 pixels a side).
 As in that code, what a movement leaves empty is grey, while other implementations have it black. Ranges can
 be narrowed by one number, `magnitude`, for which autocontrast and equalise are mixed with the image.
 """
