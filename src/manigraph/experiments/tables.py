@@ -137,6 +137,7 @@ def _weights(algorithm: str, name: str, *values: str) -> tuple[Row, ...]:
 
 
 _MILDER_STRONG_VIEWS = ("--strong.magnitude", "0.5", "--strong.cutout", "0.25", "--strong.fill", "0")
+_UNBALANCED = ("--method.balance_memory", "0")
 _SLOWER = ("--schedule.max_learning_rate", "0.03")
 
 TUNING = (
@@ -149,19 +150,24 @@ TUNING = (
             ("0.95", ()),
             ("0.95", _MILDER_STRONG_VIEWS),
             ("0.8", _MILDER_STRONG_VIEWS),
+            ("0.95", (*_MILDER_STRONG_VIEWS, *_UNBALANCED)),
+            ("0.95", (*_MILDER_STRONG_VIEWS, *_SLOWER)),
         )
     ),
     *_weights("compact_clustering", "clustering_weight", "0.3", "1", "3"),
+    _tried("compact_clustering", "--method.clustering_weight", "1", *_UNBALANCED),
     _tried("memory", "--method.memory_entropy_weight", "1", "--method.memory_divergence_weight", "1"),
     _tried("memory", "--method.memory_entropy_weight", "0.1", "--method.memory_divergence_weight", "1"),
     _tried("memory", "--method.memory_entropy_weight", "0.1", "--method.memory_divergence_weight", "0.1"),
     *_weights("deep_cotraining", "agreement_weight", "1", "3", "10"),
-    _tried("deep_cotraining", "--method.agreement_weight", "3", "--method.balance_memory", "0"),
+    _tried("deep_cotraining", "--method.agreement_weight", "3", *_UNBALANCED),
+    _tried("deep_cotraining", "--method.agreement_weight", "10", *_UNBALANCED),
     *_weights("fast_swa", "consistency_weight", "4", "10"),
     _tried("fast_swa", "--method.consistency_weight", "4", *_SLOWER),
     *_weights("mixup", "mixed_consistency_weight", "0.1", "0.3", "1"),
     _tried("mixup", "--method.mixed_consistency_weight", "0.3", "--method.alpha", "0.2"),
     _tried("mixup", "--method.mixed_consistency_weight", "0.3", "--method.entropy_weight", "0.3"),
+    _tried("mixup", "--method.mixed_consistency_weight", "1", "--method.entropy_weight", "1"),
     _tried("manifold_graph", *combined_with("mean_teacher"), "--method.teacher_decay", "0.97"),
     _tried("manifold_graph", *combined_with("fixmatch"), *_MILDER_STRONG_VIEWS),
     *_weights("pseudo_label", "threshold", "0", "0.8"),
