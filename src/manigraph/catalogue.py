@@ -143,6 +143,10 @@ RECIPES: "Registry[Callable[[str], Config[Any]]]" = Registry(
             "manigraph.recipes.digits:digits",
             "digits with 20 labels, small CNN; about a minute on two cores",
         ),
+        "digits_shared": Entry(
+            "manigraph.recipes.digits:digits_shared",
+            "digits before any method had settings of its own; what digits-tuning starts from",
+        ),
         "svhn": Entry(
             "manigraph.recipes.paper:svhn",
             "the paper: SVHN with 1,000 labels, CNN-13, 282,000 steps; for a GPU",

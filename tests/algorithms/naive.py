@@ -95,15 +95,30 @@ def supervised(algorithm: Algorithm[Any], batch: Batch, context: StepContext) ->
     return NaiveStep(model, terms, running_statistics(model))
 
 
+def compared(
+    model: Any, config: Any, batch: Batch, student_view: Tensor
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """Logits of labelled images, first views and the student's views; statistics after the clean pass.
+
+    Labelled images go with the first views if entropy or balance learn from these, else with the student's.
+    """
+    L, first = len(batch.labels), batch.unlabelled["first"]
+    if config.entropy_weight > 0 or config.balance_weight > 0:
+        clean = model.linear(model.backbone(torch.cat([batch.labelled["image"], first])))
+        statistics = running_statistics(model)
+        return clean[:L], clean[L:], model.linear(model.backbone(student_view)), statistics
+    target = model.linear(model.backbone(first))
+    statistics = running_statistics(model)
+    learning = model.linear(model.backbone(torch.cat([batch.labelled["image"], student_view])))
+    return learning[:L], target, learning[L:], statistics
+
+
 def pi_model(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
     """Target p(x1), student p(x2 + noise)."""
     model, config = copy.deepcopy(algorithm.model), algorithm.config
-    first, second = batch.unlabelled["first"], batch.unlabelled["second"]
-    clean = model.linear(model.backbone(torch.cat([batch.labelled["image"], first])))
-    statistics = running_statistics(model)
-    labelled, target = clean[: len(batch.labels)], clean[len(batch.labels) :]
+    second = batch.unlabelled["second"]
     noise = torch.empty_like(second).normal_(generator=context.generator)
-    student = model.linear(model.backbone(second + config.noise * noise))
+    labelled, target, student, statistics = compared(model, config, batch, second + config.noise * noise)
     terms = baseline_terms(config, context, labelled, batch.labels, target, student)
     return NaiveStep(model, terms, statistics)
 
@@ -161,11 +176,7 @@ def teacher_of(algorithm: Any) -> Any:
 def fixmatch(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
     """Target: the class of p(x1) where it is sure. Student: p(strong view)."""
     model, config = copy.deepcopy(algorithm.model), algorithm.config
-    first, second = batch.unlabelled["first"], batch.unlabelled["second"]
-    clean = model.linear(model.backbone(torch.cat([batch.labelled["image"], first])))
-    statistics = running_statistics(model)
-    labelled, target = clean[: len(batch.labels)], clean[len(batch.labels) :]
-    student = model.linear(model.backbone(second))
+    labelled, target, student, statistics = compared(model, config, batch, batch.unlabelled["second"])
     terms = baseline_terms(
         config, context, labelled, batch.labels, target, student, distance=confident(config.threshold)
     )

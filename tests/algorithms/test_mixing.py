@@ -166,7 +166,8 @@ def test_the_clean_pass_has_a_gradient_only_if_a_term_wants_it(
     assert clean == clean_gradient
     assert not any(other_views)
     assert mixed
-    assert output.terms["entropy"].requires_grad == clean_gradient
+    for name in ("entropy", "balance"):
+        assert output.terms[name].requires_grad == (weights[f"{name}_weight"] > 0)
 
 
 @both

@@ -47,15 +47,23 @@ def naive_terms(
     """From copies of the student and the teacher; the teacher is not used with the Π-model."""
     config = algorithm.config
     first, second = batch.unlabelled["first"], batch.unlabelled["second"]
-    clean_features = model.backbone(torch.cat([batch.labelled["image"], first]))
-    clean = model.linear(clean_features)
-    labelled_features = clean_features[:NUM_LABELLED]
-    labelled, own = clean[:NUM_LABELLED], clean[NUM_LABELLED:]
-    if config.comparison == "pi_model":
-        noise = torch.empty_like(second).normal_(generator=context.generator)
+    noise = torch.empty_like(second).normal_(generator=context.generator)
+    learns_from_first = config.entropy_weight > 0 or config.balance_weight > 0
+    if config.comparison == "pi_model" and not learns_from_first:
+        own = model.linear(model.backbone(first))
+        features = model.backbone(torch.cat([batch.labelled["image"], second + config.noise * noise]))
+        labelled_features, student_features = features[:NUM_LABELLED], features[NUM_LABELLED:]
+        labelled, target = model.linear(labelled_features), own.detach()
+        student = model.linear(student_features)
+    else:
+        clean_features = model.backbone(torch.cat([batch.labelled["image"], first]))
+        clean = model.linear(clean_features)
+        labelled_features = clean_features[:NUM_LABELLED]
+        labelled, own = clean[:NUM_LABELLED], clean[NUM_LABELLED:]
+    if config.comparison == "pi_model" and learns_from_first:
         student_features = model.backbone(second + config.noise * noise)
         target, student = own.detach(), model.linear(student_features)
-    else:
+    elif config.comparison == "mean_teacher":
         student_features = clean_features[NUM_LABELLED:]
         target, student = teacher.linear(teacher.backbone(second)).detach(), own
     classes = [*batch.labels.tolist(), *(row.index(max(row)) for row in target.tolist())]
@@ -77,8 +85,13 @@ def naive_terms(
 @on_both
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"ramp_fraction": 0.6, "margin": 0.3}, {"consistency": "kl", "ramp_fraction": 0.0, "noise": 0.4}],
-    ids=["paper", "ramp", "kl"],
+    [
+        {},
+        {"ramp_fraction": 0.6, "margin": 0.3},
+        {"consistency": "kl", "ramp_fraction": 0.0, "noise": 0.4},
+        {"entropy_weight": 0.0, "balance_weight": 0.0, "noise": 0.4},
+    ],
+    ids=["paper", "ramp", "kl", "nothing learned from clean predictions"],
 )
 def test_step_is_the_naive_one(comparison: str, settings: dict[str, Any]) -> None:
     algorithm = method(comparison, **settings).double()

@@ -67,7 +67,15 @@ def test_step(case: Case) -> None:
     assert_step_is_the_naive_one(case)
 
 
+NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS = {"entropy_weight": 0.0, "balance_weight": 0.0}
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("pi_model", NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS),
+    ("pi_model", {**NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS, "noise": 0.4, "balance_memory": 12}),
+    ("fixmatch", {**NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS, "threshold": 0.4}),
+    ("vat", NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS),
+    ("pi_vat", NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS),
+    ("mean_teacher", NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS),
     ("pi_model", {"consistency": "mse"}),
     ("pi_model", {"noise": 0.4}),
     ("pi_model", {"balance_memory": 12}),

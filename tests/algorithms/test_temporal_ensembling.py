@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manigraph.algorithms.temporal_ensembling import TemporalEnsembling
-from manigraph.contract import Batch, StepContext
+from manigraph.contract import Batch, StepContext, StepOutput
 from manigraph.nn import trained_state
 from tests.helpers import (
     NUM_UNLABELLED,
@@ -26,14 +26,21 @@ from tests.helpers import (
     recorded_outputs,
     running_statistics,
     seeded,
-    step_of,
     term_values,
     tiny_backbone,
 )
+from tests.helpers import step_of as step_without_update
 from tests.reference import consistency
 from tests.reference.ensemble import ImageEnsemble
 
 NUM_IMAGES = NUM_UNLABELLED + 2
+
+
+def step_of(algorithm: TemporalEnsembling, batch: Batch, context: StepContext | None = None) -> StepOutput:
+    """A step and what comes after it, when predictions are remembered."""
+    output = step_without_update(algorithm, batch, context)
+    algorithm.after_step(context_at() if context is None else context)
+    return output
 
 
 def method(**settings: Any) -> TemporalEnsembling:
@@ -131,7 +138,6 @@ def test_three_epochs_are_the_naive_ones(settings: dict[str, Any]) -> None:
         optimizer.zero_grad()
         found.loss.backward()
         optimizer.step()
-        algorithm.after_step(context)
     assert sum(image.count for image in naive.images) > 2 * NUM_IMAGES
 
 

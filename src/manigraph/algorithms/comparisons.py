@@ -69,6 +69,10 @@ class Comparison(nn.Module):
         """
         raise NotImplementedError
 
+    def student_view(self, second: Tensor, context: StepContext) -> Tensor | None:
+        """What the student sees, if that does not depend on the target; else None."""
+        return None
+
     def distance(self, target_logits: Tensor, student_logits: Tensor) -> Tensor:
         """L_con."""
         return prediction_distance(self.config.consistency, target_logits, student_logits)
@@ -97,7 +101,11 @@ class PiModelComparison(Comparison):
     def predictions(
         self, model: Classifier, forward: Forward, clean_logits: Tensor, second: Tensor, context: StepContext
     ) -> Predictions:
-        return Predictions(clean_logits, forward(second + self.config.noise * context.normal_like(second)))
+        return Predictions(clean_logits, forward(self.student_view(second, context)))
+
+    def student_view(self, second: Tensor, context: StepContext) -> Tensor:
+        noise = self.config.noise
+        return second + noise * context.normal_like(second) if noise > 0 else second
 
 
 @dataclass(frozen=True)
@@ -187,6 +195,9 @@ class FixMatchComparison(Comparison):
     ) -> Predictions:
         return Predictions(clean_logits, forward(second))
 
+    def student_view(self, second: Tensor, context: StepContext) -> Tensor:
+        return second
+
     def distance(self, target_logits: Tensor, student_logits: Tensor) -> Tensor:
         return confident_cross_entropy(target_logits, student_logits, threshold=self.config.threshold)
 
@@ -198,6 +209,31 @@ COMPARISONS: Mapping[ComparisonName, type[Comparison]] = {
     "mean_teacher": MeanTeacherComparison,
     "fixmatch": FixMatchComparison,
 }
+
+
+class ComparedPasses(NamedTuple):
+    """What the passes of a step gave."""
+
+    labelled_logits: Tensor
+    clean_logits: Tensor
+    """Of the first views."""
+    predictions: Predictions
+    labelled_features: Tensor
+    student_features: Tensor
+
+
+class _Forward:
+    """Images to logits; the features of the last images stay at hand."""
+
+    features: Tensor
+
+    def __init__(self, model: Classifier) -> None:
+        self.model = model
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.features = self.model.features(images)
+        logits: Tensor = self.model.linear(self.features)
+        return logits
 
 
 class ComparisonAlgorithm(UnlabelledAlgorithm[UnlabelledConfigT]):
@@ -217,21 +253,45 @@ class ComparisonAlgorithm(UnlabelledAlgorithm[UnlabelledConfigT]):
         return DataRequest(unlabelled={"first": "weak", "second": self.comparison.second_view})
 
     def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
-        first, second = batch.unlabelled["first"], batch.unlabelled["second"]
-
-        # The clean pass, and the only one that moves batch-norm running statistics.
-        logits = self.model(torch.cat([batch.labelled["image"], first]))
-        labelled_logits, clean_logits = logits.split([len(batch.labels), len(first)])
-        with frozen_running_statistics(self.model):
-            predictions = self.comparison.predictions(self.model, self.model, clean_logits, second, context)
-
+        passes = self.passes(batch, context)
         return StepOutput(
             {
-                "classification": F.cross_entropy(labelled_logits, batch.labels),
-                **self.unlabelled_terms(predictions, clean_logits, context.progress),
+                "classification": F.cross_entropy(passes.labelled_logits, batch.labels),
+                **self.unlabelled_terms(passes.predictions, passes.clean_logits, context.progress),
             },
-            prediction_health(clean_logits, self.shard),
+            prediction_health(passes.clean_logits, self.shard),
         )
+
+    def passes(self, batch: Batch, context: StepContext) -> "ComparedPasses":
+        """All passes of a step.
+
+        Labelled images go with the first views, in the clean pass. If nothing is learned from the first views
+        and the student's view is known beforehand, the clean pass has the first views alone and no gradient,
+        and labelled images go with the student: a third less to compute.
+        """
+        first, second = batch.unlabelled["first"], batch.unlabelled["second"]
+        labelled, model = batch.labelled["image"], self.model
+        sizes = [len(labelled), len(first)]
+        student_view = None
+        if not self.config.learns_from_clean_predictions:
+            student_view = self.comparison.student_view(second, context)
+        forward = _Forward(model)
+        # The clean pass, and the only one that moves batch-norm running statistics.
+        if student_view is None:
+            labelled_logits, clean_logits = forward(torch.cat([labelled, first])).split(sizes)
+            labelled_features, forward.features = forward.features.split(sizes)
+            with frozen_running_statistics(model):
+                predictions = self.comparison.predictions(model, forward, clean_logits, second, context)
+            return ComparedPasses(
+                labelled_logits, clean_logits, predictions, labelled_features, forward.features
+            )
+        with torch.no_grad():
+            clean_logits = model(first)
+        with frozen_running_statistics(model):
+            labelled_logits, student_logits = forward(torch.cat([labelled, student_view])).split(sizes)
+        labelled_features, student_features = forward.features.split(sizes)
+        predictions = Predictions(clean_logits, student_logits)
+        return ComparedPasses(labelled_logits, clean_logits, predictions, labelled_features, student_features)
 
     def unlabelled_terms(
         self, predictions: Predictions, clean_logits: Tensor, progress: float

@@ -1,6 +1,5 @@
 """What methods that mix images share: their settings, and who is mixed with whom."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,10 +51,3 @@ def mixed_with_others(images: Tensor, probs: Tensor, alpha: float, context: Step
         mix(images, shard.gather(images)[partners], share),
         mix(probs, shard.gather(probs)[partners], share),
     )
-
-
-def gradient_of_clean_pass(config: UnlabelledConfig) -> AbstractContextManager[object]:
-    """Around the pass over unmixed images, which only the entropy and balance terms want a gradient of."""
-    if config.entropy_weight > 0 or config.balance_weight > 0:
-        return nullcontext()
-    return torch.no_grad()

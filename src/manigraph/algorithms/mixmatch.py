@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 
 from manigraph.algorithms.base import prediction_health
-from manigraph.algorithms.mixing import MixingConfig, gradient_of_clean_pass, mixed_with_others
-from manigraph.algorithms.parts import UnlabelledAlgorithm, linear_ramp
+from manigraph.algorithms.mixing import MixingConfig, mixed_with_others
+from manigraph.algorithms.parts import UnlabelledAlgorithm, gradient_of_clean_pass, linear_ramp
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import mean_log_probs, sharpen, soft_cross_entropy, soft_squared_error
 from manigraph.nn import frozen_running_statistics

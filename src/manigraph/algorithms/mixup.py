@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 
 from manigraph.algorithms.base import prediction_health
-from manigraph.algorithms.mixing import MixingConfig, gradient_of_clean_pass, mixed_with_others
-from manigraph.algorithms.parts import UnlabelledAlgorithm, ramp_up
+from manigraph.algorithms.mixing import MixingConfig, mixed_with_others
+from manigraph.algorithms.parts import UnlabelledAlgorithm, gradient_of_clean_pass, ramp_up
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import soft_cross_entropy
 from manigraph.nn import frozen_running_statistics

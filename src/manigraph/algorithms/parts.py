@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -46,6 +47,11 @@ class UnlabelledConfig:
                 f"ramp_fraction and balance_memory cannot be negative, got {self.ramp_fraction} and "
                 f"{self.balance_memory}"
             )
+
+    @property
+    def learns_from_clean_predictions(self) -> bool:
+        """Whether entropy or balance send gradient into the clean predictions of unlabelled images."""
+        return self.entropy_weight > 0 or self.balance_weight > 0
 
 
 @dataclass(frozen=True)
@@ -111,17 +117,26 @@ class UnlabelledAlgorithm(Algorithm[UnlabelledConfigT]):
     def extra_terms(self, clean_logits: Tensor, progress: float) -> dict[str, Tensor]:
         """λ2 L_em and the balance of the classes, from the clean predictions of unlabelled images."""
         config = self.config
+        none = clean_logits.new_zeros(())
         ramp = ramp_up(progress, config.ramp_fraction)
-        everybodys_logits = self.shard.gather(clean_logits)
         return {
-            "entropy": ramp * config.entropy_weight * entropy(clean_logits),
-            "balance": config.balance_weight * class_imbalance(everybodys_logits),
+            "entropy": ramp * config.entropy_weight * entropy(clean_logits)
+            if config.entropy_weight > 0
+            else none,
+            "balance": config.balance_weight * class_imbalance(self.shard.gather(clean_logits))
+            if config.balance_weight > 0
+            else none,
         }
 
 
 def prediction_distance(measure: ConsistencyMeasure, target_logits: Tensor, student_logits: Tensor) -> Tensor:
     """L_con, as `ConsistencyConfig.consistency` names it; the target is constant."""
     return _CONSISTENCY[measure](target_logits, student_logits)
+
+
+def gradient_of_clean_pass(config: UnlabelledConfig) -> AbstractContextManager[object]:
+    """Around a clean pass over unlabelled images, of which entropy and balance alone want the gradient."""
+    return nullcontext() if config.learns_from_clean_predictions else torch.no_grad()
 
 
 def with_masks(forward: Callable[[Tensor], Tensor], masks: RandomState) -> Callable[[Tensor], Tensor]:

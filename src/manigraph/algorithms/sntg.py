@@ -23,14 +23,12 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from manigraph.algorithms.base import prediction_health
 from manigraph.algorithms.comparisons import ComparisonAlgorithm, ComparisonName, NoiseConfig, TeacherConfig
 from manigraph.algorithms.parts import ConsistencyMeasure, ramp_up
 from manigraph.contract import Batch, StepContext, StepOutput
 from manigraph.functional import neighbour_contrast
-from manigraph.nn import frozen_running_statistics
 
 
 class SNTG(ComparisonAlgorithm["SNTG.Config"]):
@@ -68,39 +66,22 @@ class SNTG(ComparisonAlgorithm["SNTG.Config"]):
         return self.config.comparison
 
     def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
-        first, second = batch.unlabelled["first"], batch.unlabelled["second"]
-        config, model = self.config, self.model
-        sizes = [len(batch.labels), len(first)]
-
-        # The clean pass, and the only one that moves batch-norm running statistics.
-        clean_features = model.features(torch.cat([batch.labelled["image"], first]))
-        labelled_logits, clean_logits = model.linear(clean_features).split(sizes)
-        labelled_features, student_features = clean_features.split(sizes)
-
-        def logits_of(images: Tensor) -> Tensor:
-            """Of a student with a pass of its own."""
-            nonlocal student_features
-            student_features = model.features(images)
-            logits: Tensor = model.linear(student_features)
-            return logits
-
-        with frozen_running_statistics(model):
-            predictions = self.comparison.predictions(model, logits_of, clean_logits, second, context)
-
-        target_logits = self.target_balance(predictions.target_logits)
-        consistency = self.comparison.distance(target_logits, predictions.student_logits)
+        config = self.config
+        passes = self.passes(batch, context)
+        target_logits = self.target_balance(passes.predictions.target_logits)
+        consistency = self.comparison.distance(target_logits, passes.predictions.student_logits)
         neighbours = neighbour_contrast(
-            self.shard.gather(torch.cat([labelled_features, student_features])),
+            self.shard.gather(torch.cat([passes.labelled_features, passes.student_features])),
             self.shard.gather(torch.cat([batch.labels, target_logits.argmax(dim=1)])),
             margin=config.margin,
         )
         ramp = ramp_up(context.progress, config.ramp_fraction)
         return StepOutput(
             {
-                "classification": F.cross_entropy(labelled_logits, batch.labels),
+                "classification": F.cross_entropy(passes.labelled_logits, batch.labels),
                 "consistency": ramp * config.consistency_weight * consistency,
                 "neighbours": ramp * config.neighbours_weight * neighbours,
-                **self.extra_terms(clean_logits, context.progress),
+                **self.extra_terms(passes.clean_logits, context.progress),
             },
-            prediction_health(clean_logits, self.shard),
+            prediction_health(passes.clean_logits, self.shard),
         )

@@ -9,9 +9,9 @@
 
 One pass over labelled images and one view of the unlabelled ones, with dropout, gives all predictions; it
 moves batch-norm running statistics, and there is no other. The target of an image is the mean of its earlier
-predictions, read before that of this step enters. An image that comes for the first time has no target and
-counts as zero in the mean over the batch (it is compared with itself); in the paper's first epoch the weight
-is zero.
+predictions; that of this step enters after the update of the weights. An image that comes for the first time
+has no target and counts as zero in the mean over the batch (it is compared with itself); in the paper's first
+epoch the weight is zero.
 
 The paper updates all of Z at the end of an epoch. Every image comes once before any comes again, so that
 doing so at once, image by image, gives the same targets; t is the image's own count of predictions. Where a
@@ -68,6 +68,7 @@ class TemporalEnsembling(UnlabelledAlgorithm["TemporalEnsembling.Config"]):
     def __init__(self, config: "TemporalEnsembling.Config", backbone: Backbone, num_classes: int) -> None:
         super().__init__(config, backbone, num_classes)
         self.ensemble = PredictionEnsemble(num_classes, config.ensemble_decay)
+        self._newest: tuple[Tensor, Tensor] | None = None  # positions and predictions of this step
 
     def expect_images(self, num_unlabelled: int) -> None:
         self.ensemble.make_room(num_unlabelled)
@@ -84,7 +85,7 @@ class TemporalEnsembling(UnlabelledAlgorithm["TemporalEnsembling.Config"]):
         logits = self.model(torch.cat([batch.labelled["image"], images]))
         labelled_logits, clean_logits = logits.split([len(batch.labels), len(images)])
         target_logits = self._target_logits(positions, clean_logits.detach())
-        self.ensemble.update(positions, clean_logits.detach().softmax(dim=1))
+        self._newest = (positions, clean_logits.detach().softmax(dim=1))
 
         consistency = prediction_distance(config.consistency, target_logits, clean_logits)
         ramp = ramp_up(context.progress, config.ramp_fraction)
@@ -96,6 +97,11 @@ class TemporalEnsembling(UnlabelledAlgorithm["TemporalEnsembling.Config"]):
             },
             prediction_health(clean_logits, self.shard),
         )
+
+    def after_step(self, context: StepContext) -> None:
+        assert self._newest is not None, "a step comes before what is remembered of it"
+        self.ensemble.update(*self._newest)
+        self._newest = None
 
     def _target_logits(self, positions: Tensor, own_logits: Tensor) -> Tensor:
         """Log of z̃, balanced; the own prediction, at distance zero, where there is no earlier one."""

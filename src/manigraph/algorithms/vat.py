@@ -12,7 +12,7 @@ is compared at one and the same network, or the noise of the masks would decide 
 why labelled and unlabelled images go through separate clean passes here. ξ is 0.1, not the original
 1e-6, which float32 cannot resolve. ε is in the units of the
 preprocessed images. Both clean passes move running statistics, so labelled images weigh more in them
-than in Π-VAT's joint pass.
+than in Π-VAT's joint pass. Without entropy and balance, the one over unlabelled images has no gradient.
 """
 
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from manigraph.algorithms.base import prediction_health
 from manigraph.algorithms.parts import (
     AdversarialConfig,
     UnlabelledAlgorithm,
+    gradient_of_clean_pass,
     perturbation,
     precise_reference,
     prediction_distance,
@@ -50,7 +51,8 @@ class VAT(UnlabelledAlgorithm["VAT.Config"]):
         # The clean passes, and the only ones that move batch-norm running statistics.
         labelled_logits = self.model(batch.labelled["image"])
         masks = RandomState(images.device)
-        target_logits = self.model(images)
+        with gradient_of_clean_pass(config):
+            target_logits = self.model(images)
         same_network = with_masks(self.model, masks)
         with frozen_running_statistics(self.model):
             reference = precise_reference(self.model, same_network, images, target_logits)

@@ -100,14 +100,13 @@ def fast_swa(modules: Any, update: Update) -> Step:
     def step(batch: Batch) -> None:
         nonlocal averaged
         L = len(batch.labels)
-        clean = model.linear(model.backbone(torch.cat([batch.labelled["image"], batch.unlabelled["first"]])))
+        with torch.no_grad():
+            target = model.linear(model.backbone(batch.unlabelled["first"])).softmax(dim=1)
         with still(norms):
-            student = model.linear(model.backbone(batch.unlabelled["second"]))
+            features = model.backbone(torch.cat([batch.labelled["image"], batch.unlabelled["second"]]))
+        logits = model.linear(features)
         weight = ramp_up(update.progress, config.ramp_fraction) * config.consistency_weight
-        update(
-            F.cross_entropy(clean[:L], batch.labels)
-            + weight * squared_error(clean[L:].detach().softmax(dim=1), student)
-        )
+        update(F.cross_entropy(logits[:L], batch.labels) + weight * squared_error(target, logits[L:]))
         if due(update.step) > due(update.step - 1):
             averaged += 1
             with torch.no_grad():
@@ -122,23 +121,20 @@ def sntg(modules: Any, update: Update) -> Step:
 
     def step(batch: Batch) -> None:
         L = len(batch.labels)
-        images = torch.cat([batch.labelled["image"], batch.unlabelled["first"]])
-        clean_features = model.backbone(images)
-        clean = model.linear(clean_features)
+        with torch.no_grad():
+            target = model.linear(model.backbone(batch.unlabelled["first"]))
         with still(norms):
-            student_features = model.backbone(batch.unlabelled["second"])
-        student = model.linear(student_features)
-        target = clean[L:].detach()
+            features = model.backbone(torch.cat([batch.labelled["image"], batch.unlabelled["second"]]))
+        logits = model.linear(features)
 
-        features = torch.cat([clean_features[:L], student_features])
         classes = torch.cat([batch.labels, target.argmax(dim=1)])
         i, j = torch.triu_indices(len(classes), len(classes), offset=1, device=classes.device)
         distances = torch.pdist(features) / math.sqrt(features.shape[1])
         pairs = torch.where(classes[i] == classes[j], distances, F.relu(config.margin - distances))
         ramp = ramp_up(update.progress, config.ramp_fraction)
         update(
-            F.cross_entropy(clean[:L], batch.labels)
-            + ramp * config.consistency_weight * squared_error(target.softmax(dim=1), student)
+            F.cross_entropy(logits[:L], batch.labels)
+            + ramp * config.consistency_weight * squared_error(target.softmax(dim=1), logits[L:])
             + ramp * config.neighbours_weight * pairs.square().mean()
         )
 
@@ -190,13 +186,15 @@ def fixmatch(modules: Any, update: Update) -> Step:
 
     def step(batch: Batch) -> None:
         L = len(batch.labels)
-        clean = model.linear(model.backbone(torch.cat([batch.labelled["image"], batch.unlabelled["first"]])))
+        with torch.no_grad():
+            weak = model.linear(model.backbone(batch.unlabelled["first"]))
         with still(norms):
-            strong = model.linear(model.backbone(batch.unlabelled["second"]))
-        confidence, classes = clean[L:].detach().softmax(dim=1).max(dim=1)
-        losses = F.cross_entropy(strong, classes, reduction="none")
+            features = model.backbone(torch.cat([batch.labelled["image"], batch.unlabelled["second"]]))
+        logits = model.linear(features)
+        confidence, classes = weak.softmax(dim=1).max(dim=1)
+        losses = F.cross_entropy(logits[L:], classes, reduction="none")
         consistency = (losses * (confidence >= config.threshold)).mean()
-        update(F.cross_entropy(clean[:L], batch.labels) + config.consistency_weight * consistency)
+        update(F.cross_entropy(logits[:L], batch.labels) + config.consistency_weight * consistency)
 
     return step
 

@@ -136,6 +136,7 @@ def _weights(algorithm: str, name: str, *values: str) -> tuple[Row, ...]:
     return tuple(_tried(algorithm, f"--method.{name}", value) for value in values)
 
 
+_AS_FIXMATCH = ("--method.consistency_weight", "1", "--method.threshold", "0.8")
 _MILDER_STRONG_VIEWS = ("--strong.magnitude", "0.5", "--strong.cutout", "0.25", "--strong.fill", "0")
 _UNBALANCED = ("--method.balance_memory", "0")
 _SLOWER = ("--schedule.max_learning_rate", "0.03")
@@ -170,6 +171,7 @@ TUNING = (
     _tried("mixup", "--method.mixed_consistency_weight", "1", "--method.entropy_weight", "1"),
     _tried("manifold_graph", *combined_with("mean_teacher"), "--method.teacher_decay", "0.97"),
     _tried("manifold_graph", *combined_with("fixmatch"), *_MILDER_STRONG_VIEWS),
+    _tried("manifold_graph", *combined_with("fixmatch"), *_AS_FIXMATCH, *_MILDER_STRONG_VIEWS),
     *_weights("pseudo_label", "threshold", "0", "0.8"),
     _tried("pseudo_label", "--method.threshold", "0.8", "--method.pseudo_label_weight", "1"),
     *_weights("mixmatch", "mixed_consistency_weight", "10", "40", "75"),
@@ -191,7 +193,7 @@ TABLES = {
     ),
     "digits-tuning": Table(
         "Digits, the settings of each method",
-        "digits",
+        "digits_shared",
         TUNING,
         labels=(20,),
         seeds=(10, 12),

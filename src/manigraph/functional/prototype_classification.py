@@ -39,7 +39,10 @@ def prototype_cross_entropy(
         classes: Class of every prototype.
         numbers_at_once: How much to hold at a time; the sum is the same up to rounding.
     """
-    loss: Tensor = _PrototypeCrossEntropy.apply(*parts, weight, bias, classes, numbers_at_once)  # type: ignore[no-untyped-call]
+    loss: Tensor
+    inputs = [tensor.to(weight.dtype) for tensor in (*parts, weight, bias)]  # whatever autocast made of them
+    with torch.autocast(weight.device.type, enabled=False):
+        loss = _PrototypeCrossEntropy.apply(*inputs, classes, numbers_at_once)  # type: ignore[no-untyped-call]
     return loss
 
 

@@ -7,7 +7,7 @@ from manigraph.nn.cotrained import CoTrainedViews
 from manigraph.nn.dropout import RandomState
 from manigraph.nn.ensemble import EnsembleTargets, PredictionEnsemble
 from manigraph.nn.manifold_graph import ManifoldGraph, PrototypeUpdate
-from manigraph.nn.memory import Memory, load_trained_state, trained_state
+from manigraph.nn.memory import Memory, buffers_changed_in_steps, load_trained_state, trained_state
 from manigraph.nn.passes import Layers, Passes, full_precision
 from manigraph.nn.prototypes import LabelledImageNodes, PrototypeGenerator
 from manigraph.nn.target_balance import TargetBalance
@@ -31,6 +31,7 @@ __all__ = [
     "RandomState",
     "TargetBalance",
     "Teacher",
+    "buffers_changed_in_steps",
     "frozen_running_statistics",
     "full_precision",
     "load_trained_state",

@@ -31,6 +31,8 @@ class PredictionEnsemble(Memory):
         decay: α, how much of the old mean is kept when a prediction comes in; from 0 to below 1.
     """
 
+    is_written_between_steps = True  # it may be large: N·C numbers
+
     ensemble: Tensor
     """Z, (N, C), not bias-corrected."""
     count: Tensor

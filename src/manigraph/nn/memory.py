@@ -1,12 +1,26 @@
 """State that training alone needs."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 
 class Memory(nn.Module):
     """What a method remembers while it trains: in every checkpoint, but not in the trained model's file."""
+
+    is_written_between_steps: ClassVar[bool] = False
+    """Written in `after_step` alone, so that a step which fails has not touched it."""
+
+
+def buffers_changed_in_steps(module: nn.Module) -> list[Tensor]:
+    """All buffers that a training step itself may change."""
+    return [
+        buffer
+        for child in module.modules()
+        if not (isinstance(child, Memory) and child.is_written_between_steps)
+        for buffer in child.buffers(recurse=False)
+    ]
 
 
 def trained_state(module: nn.Module) -> dict[str, Tensor]:

@@ -39,21 +39,11 @@ class Teacher(nn.Module):
         As long as the run is short the average goes over about its last tenth. A large decay alone would keep
         the first, random weights in it for as many steps as 1 / (1 - decay).
         """
-        kept = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=decay)
+        n = int(self.num_updates)
+        kept = min(decay, (1 + n) / (10 + n))
         self.num_updates.add_(1)
-        for own, weight in zip(self.model.parameters(), student.parameters(), strict=True):
-            own.lerp_(weight, (1 - kept).to(own.dtype))
-        statistics = _statistics(self.model)
-        for (name, own_buffer), buffer in zip(self.model.named_buffers(), student.buffers(), strict=True):
-            if name not in statistics:
-                own_buffer.copy_(buffer)
-
-
-def _statistics(module: nn.Module) -> set[str]:
-    """Names of the running statistics of batch norm."""
-    return {
-        f"{name}.{inner}"
-        for name, layer in module.named_modules()
-        if isinstance(layer, _BatchNorm)
-        for inner, _ in layer.named_buffers(recurse=False)
-    }
+        torch._foreach_lerp_(list(self.model.parameters()), list(student.parameters()), 1 - kept)
+        for own, others in zip(self.model.modules(), student.modules(), strict=True):
+            if not isinstance(own, _BatchNorm):
+                for buffer, newest in zip(own.buffers(False), others.buffers(False), strict=True):
+                    buffer.copy_(newest)

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from manigraph.algorithms.base import Algorithm
 from manigraph.contract import NEUTRAL, Batch, StepContext, StepOutput
 from manigraph.errors import NonFiniteLossError
-from manigraph.nn import RandomState
+from manigraph.nn import RandomState, buffers_changed_in_steps
 from manigraph.training.checkpoint import Snapshot, prefixed
 from manigraph.training.processes import Processes
 from manigraph.training.schedule import Rates, SuperConvergence
@@ -176,7 +176,8 @@ class Trainer:
     def train_step(self, batch: Batch) -> StepRecord | None:
         """One update. Nothing is changed if the loss or a gradient is not finite."""
         config = self.config
-        before = [buffer.clone() for buffer in self.algorithm.buffers()]
+        buffers = buffers_changed_in_steps(self.algorithm)
+        before = [buffer.clone() for buffer in buffers]
         rates = self.schedule.apply(self.optimizer, self.step / config.steps)
         context = StepContext(self.step, config.steps, self.generator, self.processes.shard)
         output = self._training_step(batch, context)
@@ -188,7 +189,7 @@ class Trainer:
         norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if not self._may_go_on(loss, norm):
             # A bad batch has already gone into the running statistics of batch norm.
-            for buffer, value in zip(self.algorithm.buffers(), before, strict=True):
+            for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)
             raise NonFiniteLossError(self._explanation(output))
         is_logged = (self.step + 1) % config.log_every == 0 or self.step + 1 == config.steps
