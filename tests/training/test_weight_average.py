@@ -71,7 +71,7 @@ def test_which_weights_enter(total: int, begin: tuple[int, int], every: tuple[in
 
 
 def test_fast_swa_takes_ten_weights_of_each_cycle_and_swa_the_last_one() -> None:
-    # 480 steps stand for the paper's 480 epochs.
+    # 480 steps stand for 480 epochs.
     fast, slow = (naive_steps(480, Fraction(150, 480), Fraction(n, 480)) for n in (3, 30))
     assert fast == list(range(153, 481, 3))
     assert slow == list(range(180, 481, 30))

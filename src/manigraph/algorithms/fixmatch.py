@@ -7,9 +7,10 @@
 | RandAugment, Cutout | `data.strong_augmentation` |
 
 Strong views are made for whole batches, from the original pixels. Whitening is refused: it blows up what
-they bring in. Labelled images and weak views go through the clean pass, which moves running statistics;
-strong views do not, as evaluation never sees such images. The weak pass is in the gradient of the entropy and
-balance terms only, which the paper does not have; entropy is off by default.
+they bring in. The clean pass over weak views moves running statistics and has no gradient; labelled images go
+with the strong views, which move none, as evaluation never sees such images. Entropy and balance, which the
+paper does not have and which are off by default, learn from weak views: with them, these have a gradient, and
+labelled images go with them.
 
 Different from the paper: the schedule is the recipe's, not part of a cosine, and the paper's 7 unlabelled
 images for a labelled one are `batch.unlabelled`.

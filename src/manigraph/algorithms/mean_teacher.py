@@ -14,8 +14,9 @@ the average goes over the last tenth of a short run. (The authors' code has 1 - 
 the teacher of a run of a thousand steps is the mean of all weights since the first.)
 
 Different from the paper: the labelled images go through the student alone and are compared with nobody
-(`data.labelled_in_pool` puts them among the unlabelled ones), α does not change in the middle of the run, and
-the ramp is that of the other methods here. Entropy and balance are on offer; the paper has neither.
+(`data.labelled_in_pool` puts them among the unlabelled ones), α does not change in the middle of the run, as
+it does in the authors' runs on SVHN, and the ramp is that of the other methods here. Entropy and balance are
+on offer; the paper has neither.
 """
 
 from dataclasses import dataclass

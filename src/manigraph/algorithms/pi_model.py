@@ -9,6 +9,9 @@
 Two views of each unlabelled image, each with its own augmentation and dropout masks; the first gives
 the target, the second is the student. L_em and its weight are those of the manifold-graph paper's
 baselines; Laine & Aila have no such term, and use MSE with a ramp (`consistency`, `ramp_fraction`).
+
+The pass over the first views alone moves running statistics. Labelled images go with them, or, where neither
+entropy nor balance learns from the first views, with the second ones, and the first have no gradient.
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ one pass does for both. That makes predictions more decided, much as minimal ent
 What differs from the paper. Its outputs are sigmoids, one for each class; here they are a softmax, as in all
 later work. It has no threshold and no augmentation; Oliver et al. (2018) teach only classes that are at least
 0.95 sure (`threshold`), and like them images below it count as zero in the mean. α(t) is given in shares of
-the run, because the paper gives its T1 = 100 and T2 = 600 in epochs of a run whose length it does not say. α
+the run, because the paper gives its T1 = 100 and T2 = 600 in units that differ between accounts of it. α
 has this ramp of its own; `ramp_fraction` is that of the entropy term alone. Balanced targets
 (`balance_memory`) decide the class and how sure it is, not what is taught. The one pass is clean and moves
 batch-norm running statistics.

@@ -136,7 +136,7 @@ def _weights(algorithm: str, name: str, *values: str) -> tuple[Row, ...]:
     return tuple(_tried(algorithm, f"--method.{name}", value) for value in values)
 
 
-_AS_FIXMATCH = ("--method.consistency_weight", "1", "--method.threshold", "0.8")
+_AS_FIXMATCH = ("--method.consistency_weight", "1", "--method.balance_memory", "0")
 _MILDER_STRONG_VIEWS = ("--strong.magnitude", "0.5", "--strong.cutout", "0.25", "--strong.fill", "0")
 _UNBALANCED = ("--method.balance_memory", "0")
 _SLOWER = ("--schedule.max_learning_rate", "0.03")

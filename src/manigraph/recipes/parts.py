@@ -21,8 +21,8 @@ def method_config(algorithm: str, **settings: Any) -> Any:
 def averaged(config: Config[Any]) -> Config[Any]:
     """The configuration with the rates and the average of fast-SWA, if its method is such an average.
 
-    All as in that paper, in shares of a run of 480 epochs: weights enter every 3 epochs, from where the rates
-    of the cycles begin.
+    As the authors have it, in shares of a run of 480 epochs: weights enter every 3 epochs, from where the
+    rates of the cycles begin.
     """
     if not ALGORITHMS.get(config.algorithm).needs_weight_average:
         return config
