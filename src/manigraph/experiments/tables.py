@@ -66,6 +66,8 @@ def combined_with(comparison: str) -> tuple[str, ...]:
 
 
 DIGITS_TRAINING_IMAGES = 1297
+_MILDER_STRONG_VIEWS = ("--strong.magnitude", "0.5", "--strong.cutout", "0.25", "--strong.fill", "0")
+_AS_FIXMATCH = ("--method.consistency_weight", "1", "--method.balance_memory", "0")
 
 FIRST_METHODS = (
     Row("supervised only", "supervised"),
@@ -96,8 +98,16 @@ METHODS = (
     Row("Π-VAT", "pi_vat"),
     Row("Π-VAT, read out by LabelSpreading", "pi_vat", read_out="label_spreading"),
     Row("Manifold Graph", "manifold_graph"),
-    Row("Manifold Graph on Mean Teacher", "manifold_graph", combined_with("mean_teacher")),
-    Row("Manifold Graph on FixMatch", "manifold_graph", combined_with("fixmatch")),
+    Row(
+        "Manifold Graph on Mean Teacher",
+        "manifold_graph",
+        (*combined_with("mean_teacher"), "--method.teacher_decay", "0.97"),
+    ),
+    Row(
+        "Manifold Graph on FixMatch",
+        "manifold_graph",
+        (*combined_with("fixmatch"), *_AS_FIXMATCH, *_MILDER_STRONG_VIEWS),
+    ),
     Row(
         "supervised, all labels",
         "supervised",
@@ -136,8 +146,6 @@ def _weights(algorithm: str, name: str, *values: str) -> tuple[Row, ...]:
     return tuple(_tried(algorithm, f"--method.{name}", value) for value in values)
 
 
-_AS_FIXMATCH = ("--method.consistency_weight", "1", "--method.balance_memory", "0")
-_MILDER_STRONG_VIEWS = ("--strong.magnitude", "0.5", "--strong.cutout", "0.25", "--strong.fill", "0")
 _UNBALANCED = ("--method.balance_memory", "0")
 _SLOWER = ("--schedule.max_learning_rate", "0.03")
 
