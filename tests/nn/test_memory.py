@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from manigraph.nn import Memory, load_trained_state, trained_state
+from manigraph.nn import Memory, buffers_changed_in_steps, load_trained_state, trained_state
 
 
 class Diary(Memory):
@@ -13,6 +13,10 @@ class Diary(Memory):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.register_buffer("pages", torch.full((number,), float(number)))
+
+
+class Ledger(Diary):
+    is_written_between_steps = True
 
 
 class Method(nn.Module):
@@ -52,3 +56,13 @@ def test_anything_else_must_fit(change: str) -> None:
         state["model.other"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match=r"model\.(bias|other)"):
         load_trained_state(Method(4), state)
+
+
+def test_what_a_step_may_change_is_all_but_memories_written_between_steps() -> None:
+    method = Method(4)
+    method.part.norm = nn.BatchNorm1d(3)
+    method.part.ledger = Ledger(5)
+    found = {buffer.data_ptr() for buffer in buffers_changed_in_steps(method)}
+    expected = {name: buffer for name, buffer in method.named_buffers() if "ledger" not in name}
+    assert set(expected) >= {"part.norm.running_mean", "part.norm.num_batches_tracked", "part.diary.pages"}
+    assert found == {buffer.data_ptr() for buffer in expected.values()}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from manigraph.algorithms.base import Algorithm
 from manigraph.algorithms.mean_teacher import MeanTeacher
 from manigraph.algorithms.supervised import Supervised
+from manigraph.algorithms.temporal_ensembling import TemporalEnsembling
 from manigraph.catalogue import BACKBONES
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.errors import NonFiniteLossError
@@ -95,6 +96,26 @@ def test_a_bad_batch_stops_training_and_changes_nothing() -> None:
     after = trainer.algorithm.state_dict()
     for name, value in state.items():
         assert torch.equal(after[name], value), name
+
+
+def test_a_bad_batch_is_not_remembered() -> None:
+    # Temporal Ensembling writes one memory in the step and another one after it.
+    backbone = BACKBONES.get("small_cnn")((1, 8, 8), width=0.25, dropout=0.0)
+    algorithm = TemporalEnsembling(TemporalEnsembling.Config(balance_memory=12), backbone, 3)
+    algorithm.expect_images(8)
+    trainer = Trainer(algorithm, SuperConvergence(), TrainingConfig(steps=4), torch.Generator())
+
+    def batch(value: float) -> Batch:
+        images = make_batch(value).labelled["image"]
+        return replace(make_batch(), unlabelled={"image": images}, positions=torch.arange(8))
+
+    trainer.train_step(batch(1.0))
+    before = {name: value.clone() for name, value in algorithm.state_dict().items()}
+    assert all(before[name].any() for name in ("ensemble.ensemble", "target_balance.recent_logits"))
+    with pytest.raises(NonFiniteLossError):
+        trainer.train_step(batch(float("nan")))
+    for name, value in algorithm.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 class _ExplodingGradient(Algorithm["_ExplodingGradient.Config"]):
