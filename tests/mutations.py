@@ -51,17 +51,24 @@ CONSISTENCY = "functional/consistency.py"
 ADVERSARIAL = "functional/adversarial.py"
 PROTOTYPES = "functional/prototypes.py"
 EDGES = "functional/graph.py"
+CLASSIFICATION = "functional/prototype_classification.py"
 BALANCE = "nn/target_balance.py"
 LOOP = "training/loop.py"
 SESSION = "session.py"
 
 NO_CONTEXT = "with __import__('contextlib').nullcontext():"
 FROZEN = "with frozen_running_statistics(self.model):"
+FROZEN_STUDENT = "with frozen_running_statistics(model):\n            labelled_logits, student_logits"
 FROZEN_GRAPH = "with frozen_running_statistics(model):\n            predictions"
 SPLIT = "labelled_logits, clean_logits = logits.split([len(batch.labels), len(first)])"
-CLEAN_PASS = 'logits = self.model(torch.cat([batch.labelled["image"], first]))'
+CLEAN_PASS = "labelled_logits, clean_logits = forward(torch.cat([labelled, first])).split(sizes)"
+CLEAN_PASS_ALONE = "with torch.no_grad():\n            clean_logits = model(first)"
+STUDENT_PASS = "forward(torch.cat([labelled, student_view])).split(sizes)"
+PASSES_ALONE = (
+    "return ComparedPasses(labelled_logits, clean_logits, predictions, labelled_features, student_features)"
+)
 GRAPH_CLEAN_PASS = 'features = model.features(torch.cat([batch.labelled["image"], first]))'
-PREDICTIONS = "self.comparison.predictions(self.model, self.model, clean_logits, second, context)"
+PREDICTIONS = "self.comparison.predictions(model, forward, clean_logits, second, context)"
 GRAPH_PREDICTIONS = "self.comparison.predictions(model, logits_of, clean_logits, second, context)"
 
 MAGNITUDE = "anchor_magnitude(centres, features, margin=config.margin_length)"
@@ -100,9 +107,93 @@ MUTATIONS = [
         ("weight ignored", "ramp * config.consistency_weight", "ramp"),
         ("ramp left off", "ramp * config.consistency_weight", "config.consistency_weight"),
         ("second view is the first", PREDICTIONS, PREDICTIONS.replace("second", "first")),
-        ("batch norm frozen in the clean pass", CLEAN_PASS, f"{FROZEN}\n            {CLEAN_PASS}"),
-        ("batch norm not frozen in the other passes", FROZEN, NO_CONTEXT),
-        ("labelled images not learned", "F.cross_entropy(labelled_logits, batch.labels)", "0 * logits.sum()"),
+        ("batch norm frozen in the clean pass", CLEAN_PASS, f"{FROZEN}\n                {CLEAN_PASS}"),
+        (
+            "batch norm not frozen in the other passes",
+            f"with frozen_running_statistics(model):\n                predictions = {PREDICTIONS}",
+            f"{NO_CONTEXT}\n                predictions = {PREDICTIONS}",
+        ),
+        (
+            "labelled images not learned",
+            "F.cross_entropy(passes.labelled_logits, batch.labels)",
+            "0 * passes.labelled_logits.sum()",
+        ),
+    ),
+    # Where nothing is learned from the first views, labelled images go with the student
+    *group(
+        "comparisons without clean gradient",
+        COMPARISONS,
+        (f"{STEPS} -k 'other_settings and not manifold'",),
+        (
+            "labelled images not learned",
+            PASSES_ALONE,
+            PASSES_ALONE.replace("labelled_logits", "labelled_logits.detach()"),
+        ),
+        (
+            "labelled images in a pass of their own",
+            STUDENT_PASS,
+            "forward(labelled), forward(student_view); forward(torch.cat([labelled, student_view]))",
+        ),
+        (
+            "labelled images in the clean pass",
+            CLEAN_PASS_ALONE,
+            CLEAN_PASS_ALONE.replace("model(first)", "model(torch.cat([labelled, first]))[len(labelled) :]"),
+        ),
+        (
+            "the student sees the first view",
+            "self.comparison.student_view(second, context)",
+            "self.comparison.student_view(first, context)",
+        ),
+        (
+            "the target sees the second view",
+            CLEAN_PASS_ALONE,
+            CLEAN_PASS_ALONE.replace("first", "second"),
+        ),
+        (
+            "running statistics frozen in the clean pass",
+            CLEAN_PASS_ALONE,
+            CLEAN_PASS_ALONE.replace("no_grad():", "no_grad(), frozen_running_statistics(model):"),
+        ),
+        (
+            "running statistics moved by the student's pass",
+            FROZEN_STUDENT,
+            FROZEN_STUDENT.replace("with frozen_running_statistics(model):", NO_CONTEXT),
+        ),
+        (
+            "also where entropy and balance learn from the first views",
+            "if not self.config.learns_from_clean_predictions:",
+            "if True:",
+        ),
+        (
+            "clean gradient for nothing",
+            "if not self.config.learns_from_clean_predictions:",
+            "if False:",
+        ),
+        (
+            "target and student exchanged",
+            "Predictions(clean_logits, student_logits)",
+            "Predictions(student_logits, clean_logits)",
+        ),
+    ),
+    *group(
+        "clean predictions",
+        PARTS,
+        (f"{STEPS} -k 'other_settings and not manifold'", "tests/algorithms/test_mixing.py"),
+        (
+            "balance does not learn from them",
+            "return self.entropy_weight > 0 or self.balance_weight > 0",
+            "return self.entropy_weight > 0",
+        ),
+        (
+            "entropy does not learn from them",
+            "return self.entropy_weight > 0 or self.balance_weight > 0",
+            "return self.balance_weight > 0",
+        ),
+        (
+            "learned from only by entropy and balance together",
+            "return self.entropy_weight > 0 or self.balance_weight > 0",
+            "return self.entropy_weight > 0 and self.balance_weight > 0",
+        ),
     ),
     *group(
         "VAT",
@@ -136,8 +227,8 @@ MUTATIONS = [
         ("ramp left off", "ramp * config.consistency_weight", "config.consistency_weight"),
         (
             "batch norm frozen in the clean pass",
-            "target_logits = self.model(images)\n",
-            f"{FROZEN}\n            target_logits = self.model(images)\n",
+            "with gradient_of_clean_pass(config):",
+            "with gradient_of_clean_pass(config), frozen_running_statistics(self.model):",
         ),
         ("batch norm not frozen in the perturbed passes", FROZEN, NO_CONTEXT),
     ),
@@ -222,12 +313,15 @@ MUTATIONS = [
         ),
         (
             "entropy dropped",
-            '            "entropy": ramp * config.entropy_weight * entropy(clean_logits),\n',
+            '            "entropy": ramp * config.entropy_weight * entropy(clean_logits)\n'
+            "            if config.entropy_weight > 0\n            else none,\n",
             "",
         ),
         (
             "balance dropped",
-            '            "balance": config.balance_weight * class_imbalance(everybodys_logits),\n',
+            '            "balance": config.balance_weight * '
+            "class_imbalance(self.shard.gather(clean_logits))\n"
+            "            if config.balance_weight > 0\n            else none,\n",
             "",
         ),
         (
@@ -267,7 +361,12 @@ MUTATIONS = [
         "return epsilon * direction",
         "return -epsilon * direction",
     ),
-    Mutation("VAT: direction random", ADVERSARIAL, "direction = _unit_per_image(gradient)", "pass"),
+    Mutation(
+        "VAT: direction random",
+        ADVERSARIAL,
+        "unit_per_image(gradient)",
+        "unit_per_image(direction.detach())",
+    ),
     Mutation("VAT: probing step ignored", ADVERSARIAL, "images + xi * direction", "images + direction"),
     Mutation(
         "VAT: one length for the batch",
@@ -330,8 +429,8 @@ MUTATIONS = [
         (STEPS,),
         (
             "noise ignored",
-            "forward(second + self.config.noise * context.normal_like(second))",
-            "forward(second)",
+            "second + noise * context.normal_like(second) if noise > 0 else second",
+            "second",
         ),
     ),
     # The method
@@ -434,12 +533,30 @@ MUTATIONS = [
     Mutation(
         "angle: divided by zero without terms", PROTOTYPES, "total / number.clamp_min(1)", "total / number"
     ),
-    Mutation("angle: margin ignored", PROTOTYPES, "by_class[row, order] - margin", "by_class[row, order]"),
+    Mutation("angle: margin ignored", PROTOTYPES, "by_centre[row, order] - margin", "by_centre[row, order]"),
     Mutation(
         "angle: members among the non-members",
         PROTOTYPES,
-        "by_class.masked_fill(is_member, -torch.inf)",
-        "by_class",
+        "by_centre.masked_fill(is_member, -torch.inf)",
+        "by_centre",
+    ),
+    *group(
+        "angle in parts",
+        PROTOTYPES,
+        ("tests/functional/test_anchor_angle.py",),
+        ("members of other centres", "            classes - start,\n", "            classes,\n"),
+        ("numbers of one part", "torch.stack(numbers).sum()", "numbers[0]"),
+        ("sum of one part", "torch.stack(totals).sum()", "totals[0]"),
+        (
+            "the last centres left out",
+            "range(0, num_classes, centres_at_once)",
+            "range(0, num_classes - centres_at_once + 1, centres_at_once)",
+        ),
+        (
+            "members of no centre of the part not left out",
+            "    order = order[is_member.any(dim=0)[order]]\n    row = classes[order]\n",
+            "    row = classes[order].clamp(0, num_centres - 1)\n",
+        ),
     ),
     Mutation(
         "boundary: mean instead of mean over non-zero terms",
@@ -490,8 +607,33 @@ MUTATIONS = [
     Mutation(
         "graph: self edge not masked",
         EDGES,
-        "scores = scores.masked_fill(self_edge, -torch.inf)",
-        "scores = scores + 0 * self_edge",
+        "scores = scores.masked_fill(self_edge.unsqueeze(1), -torch.inf)",
+        "scores = scores + 0 * self_edge.unsqueeze(1)",
+    ),
+    *group(
+        "graph in parts",
+        EDGES,
+        ("tests/functional/test_graph.py",),
+        (
+            "self edges of the first part in all",
+            "            start,\n            scale,\n",
+            "            0,\n            scale,\n",
+        ),
+        (
+            "the last prototypes left out",
+            "range(0, P, rows_at_once)",
+            "range(0, P - rows_at_once + 1, rows_at_once)",
+        ),
+        (
+            "only the prototypes of the part heard",
+            "            prototype_embeddings,\n            start,\n",
+            "            prototype_embeddings[: start + rows_at_once],\n            start,\n",
+        ),
+        (
+            "scale ignored",
+            "            start,\n            scale,\n",
+            "            start,\n            1.0,\n",
+        ),
     ),
     Mutation(
         "graph: α without z_p", EDGES, "torch.sigmoid(scores - log_normaliser.T)", "torch.sigmoid(scores)"
@@ -500,16 +642,21 @@ MUTATIONS = [
     Mutation(
         "graph: image not in the prototypes' rows",
         EDGES,
-        "total = total + share[:, head].unsqueeze(2) * change",
-        "total = total + 0 * share[:, head].unsqueeze(2) * change",
+        "total = total + share.unsqueeze(2) * (",
+        "total = total + 0 * share.unsqueeze(2) * (",
     ),
     Mutation(
         "graph: prototypes' mean not replaced by the image's share",
         EDGES,
-        "from_image[head].unsqueeze(1) - from_prototypes[head]",
-        "from_image[head].unsqueeze(1) + 0 * from_prototypes[head]",
+        "of_image.unsqueeze(1) - of_prototypes)",
+        "of_image.unsqueeze(1) + 0 * of_prototypes)",
     ),
-    Mutation("graph: first head's share for all heads", EDGES, "share[:, head]", "share[:, 0]"),
+    Mutation(
+        "graph: first head's share for all heads",
+        EDGES,
+        "parts.share.unbind(1),",
+        "parts.share[:, :1].expand_as(parts.share).unbind(1),",
+    ),
     Mutation(
         "graph: residual forgotten",
         EDGES,
@@ -522,6 +669,105 @@ MUTATIONS = [
         EDGES,
         "[embeddings.flatten(1), context.flatten(1)]",
         "[context.flatten(1), embeddings.flatten(1)]",
+    ),
+    # The classification of all refined prototypes, which computes its own gradient
+    *group(
+        "prototype classification",
+        CLASSIFICATION,
+        ("tests/functional/test_prototype_classification.py",),
+        (
+            "no gradient of what is without the image",
+            "to_without_image += back",
+            "to_without_image += 0 * back",
+        ),
+        (
+            "gradient of what is without the image turned round",
+            "to_without_image += back",
+            "to_without_image -= back",
+        ),
+        ("no gradient of the prototypes' mean", "to_of_prototypes[h] -= (", "to_of_prototypes[h] -= 0 * ("),
+        (
+            "gradient of the prototypes' mean turned round",
+            "to_of_prototypes[h] -= (",
+            "to_of_prototypes[h] += (",
+        ),
+        (
+            "no gradient of the images",
+            "to_of_image[h, images] += torch",
+            "to_of_image[h, images] += 0 * torch",
+        ),
+        (
+            "gradient of the images turned round",
+            "to_of_image[h, images] += torch",
+            "to_of_image[h, images] -= torch",
+        ),
+        ("no gradient of the share", "to_share[images, h] += towards", "to_share[images, h] += 0 * towards"),
+        (
+            "gradient of the share turned round",
+            "to_share[images, h] += towards_image - (back * of_prototypes[h]).sum(dim=2)",
+            "to_share[images, h] -= towards_image - (back * of_prototypes[h]).sum(dim=2)",
+        ),
+        ("gradient of the share without the prototypes' mean", " - (back * of_prototypes[h]).sum(dim=2)", ""),
+        ("gradient of the share with the wrong sign of the mean", "towards_image - (", "towards_image + ("),
+        ("no gradient of the weights", "    to_weight.addmm_(errors.T, features.flatten(0, 1))\n", ""),
+        (
+            "gradient of the weights turned round",
+            "to_weight.addmm_(errors.T, ",
+            "to_weight.addmm_(-errors.T, ",
+        ),
+        ("no gradient of the bias", "    to_bias += errors.sum(dim=0)\n", ""),
+        ("gradient of the bias turned round", "to_bias += errors", "to_bias -= errors"),
+        (
+            "gradients of the last images only",
+            "to_bias += errors.sum(dim=0)",
+            "to_bias.copy_(errors.sum(dim=0))",
+        ),
+        ("slope 0.01 in the value", "F.leaky_relu_(features, LEAKY_SLOPE)", "F.leaky_relu_(features, 0.01)"),
+        ("slope 0.01 in the gradient", "back, features, LEAKY_SLOPE, True", "back, features, 0.01, True"),
+        (
+            "no slope in the gradient",
+            "back = torch.ops.aten.leaky_relu_backward(back, features, LEAKY_SLOPE, True)",
+            "back = 1 * back",
+        ),
+        ("value not a mean over prototypes", "(total / (B * P))", "(total / B)"),
+        ("value not a mean over images", "(total / (B * P))", "(total / P)"),
+        ("gradient not a mean over prototypes", "errors /= B * P", "errors /= B"),
+        ("gradient not a mean over images", "errors /= B * P", "errors /= P"),
+        ("gradient a mean over the images at hand", "errors /= B * P", "errors /= len(errors)"),
+        (
+            "one class taken for another",
+            "targets = classes.repeat",
+            "targets = classes.clamp(max=C - 2).repeat",
+        ),
+        (
+            "classes image by image",
+            "classes.repeat(len(features))",
+            "classes.repeat_interleave(len(features))",
+        ),
+        ("classes not in the gradient", "errors.new_full((), -1)", "errors.new_full((), 0)"),
+        (
+            "last images left out",
+            "range(0, B, images_at_once)",
+            "range(0, max(1, B - images_at_once + 1), images_at_once)",
+        ),
+        (
+            "all images at once",
+            "images_at_once = max(1, numbers_at_once // (P * max(C, D)))",
+            "images_at_once = B",
+        ),
+        ("only the first head", "for h in range(1, H):", "for h in range(1, 1):"),
+        ("gradient of the first head only", "for h in range(len(of_image)):", "for h in range(1):"),
+        (
+            "first head's share for all heads",
+            "features += share[images, h].unsqueeze(2) * change",
+            "features += share[images, 0].unsqueeze(2) * change",
+        ),
+        (
+            "prototypes' mean not replaced by the image's share",
+            "of_image[0, images].unsqueeze(1) - of_prototypes[0]",
+            "of_image[0, images].unsqueeze(1) + 0 * of_prototypes[0]",
+        ),
+        ("factor on the loss not on the gradient", "(output_gradient * gradient for", "(gradient for"),
     ),
     Mutation(
         "generator: instance-major",
@@ -1093,16 +1339,21 @@ MUTATIONS += [
             "copy.deepcopy(student)",
         ),
         ("shares the student's weights", "copy.deepcopy(student)", "copy.copy(student)"),
-        ("decay the wrong way round", "(1 - kept).to(", "kept.to("),
-        ("decay ignored", ".clamp(max=decay)", ""),
         (
-            "no rule for the first steps",
-            "((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=decay)",
-            "torch.tensor(decay)",
+            "decay the wrong way round",
+            "list(student.parameters()), 1 - kept)",
+            "list(student.parameters()), kept)",
+        ),
+        ("decay ignored", "kept = min(decay, (1 + n) / (10 + n))", "kept = (1 + n) / (10 + n)"),
+        ("no rule for the first steps", "kept = min(decay, (1 + n) / (10 + n))", "kept = decay"),
+        (
+            "the second update counted as the first",
+            "n = int(self.num_updates)",
+            "n = max(0, int(self.num_updates) - 1)",
         ),
         ("updates not counted", "self.num_updates.add_(1)", "pass"),
-        ("running statistics copied", "if name not in statistics:", "if True:"),
-        ("other buffers not copied", "own_buffer.copy_(buffer)", "pass"),
+        ("running statistics copied", "if not isinstance(own, _BatchNorm):", "if True:"),
+        ("other buffers not copied", "buffer.copy_(newest)", "pass"),
         ("in evaluation mode", "self.model(images)", "self.model.eval()(images)"),
     ),
     *group(
@@ -1161,6 +1412,46 @@ MUTATIONS += [
             "anything may be missing",
             "module.load_state_dict({**{name: remembered[name] for name in _remembered(module)}, **known})",
             "module.load_state_dict(known, strict=False)",
+        ),
+    ),
+    *group(
+        "bad batches",
+        "nn/memory.py",
+        ("tests/nn/test_memory.py", "tests/training/test_loop.py -k 'bad or memor'"),
+        (
+            "no memory is restored",
+            "if not (isinstance(child, Memory) and child.is_written_between_steps)",
+            "if not isinstance(child, Memory)",
+        ),
+        (
+            "memories alone are restored",
+            "if not (isinstance(child, Memory) and child.is_written_between_steps)",
+            "if isinstance(child, Memory) and not child.is_written_between_steps",
+        ),
+        (
+            "what no step writes is restored too",
+            "if not (isinstance(child, Memory) and child.is_written_between_steps)",
+            "if True",
+        ),
+        ("memories taken for written between steps", "ClassVar[bool] = False", "ClassVar[bool] = True"),
+    ),
+    *group(
+        "bad batches",
+        LOOP,
+        ("tests/training/test_loop.py -k bad",),
+        ("nothing is restored", "                buffer.copy_(value)\n", "                pass\n"),
+        ("nothing to restore", "buffers = buffers_changed_in_steps(self.algorithm)", "buffers = []"),
+        ("restored to what they have become", "[buffer.clone() for buffer in buffers]", "list(buffers)"),
+    ),
+    *group(
+        "bad batches",
+        "algorithms/temporal_ensembling.py",
+        ("tests/training/test_loop.py -k bad",),
+        (
+            "remembered in the step",
+            "        self._newest = (positions, clean_logits.detach().softmax(dim=1))\n",
+            "        self.ensemble.update(positions, clean_logits.detach().softmax(dim=1))\n"
+            "        self._newest = (positions[:0], clean_logits.detach()[:0])\n",
         ),
     ),
     *group(
@@ -1356,12 +1647,21 @@ MUTATIONS += [
         ("labels not mixed", "mix(probs, shard.gather(probs)[partners], share)", "probs"),
         ("labels of another partner", "shard.gather(probs)[partners]", "shard.gather(probs).flip(0)"),
         ("images not mixed", "mix(images, shard.gather(images)[partners], share)", "images"),
+    ),
+    *group(
+        "mixing",
+        PARTS,
+        MIXING_TESTS,
         (
             "clean pass never in the gradient",
-            "if config.entropy_weight > 0 or config.balance_weight > 0:",
-            "if False:",
+            "return nullcontext() if config.learns_from_clean_predictions else torch.no_grad()",
+            "return torch.no_grad()",
         ),
-        ("clean pass in the gradient for nothing", "return torch.no_grad()", "return nullcontext()"),
+        (
+            "clean pass in the gradient for nothing",
+            "return nullcontext() if config.learns_from_clean_predictions else torch.no_grad()",
+            "return nullcontext()",
+        ),
     ),
     *group(
         "mixing",
@@ -1460,11 +1760,17 @@ MUTATIONS += [
         (
             "updated before it is read",
             "        target_logits = self._target_logits(positions, clean_logits.detach())\n"
-            "        self.ensemble.update(positions, clean_logits.detach().softmax(dim=1))\n",
+            "        self._newest = (positions, clean_logits.detach().softmax(dim=1))\n",
             "        self.ensemble.update(positions, clean_logits.detach().softmax(dim=1))\n"
-            "        target_logits = self._target_logits(positions, clean_logits.detach())\n",
+            "        target_logits = self._target_logits(positions, clean_logits.detach())\n"
+            "        self._newest = (positions[:0], clean_logits.detach()[:0])\n",
         ),
-        ("never updated", "self.ensemble.update(positions, clean_logits.detach().softmax(dim=1))", "pass"),
+        ("never updated", "self.ensemble.update(*self._newest)", "pass"),
+        (
+            "updated after every other step",
+            "self.ensemble.update(*self._newest)",
+            "context.step % 2 or self.ensemble.update(*self._newest)",
+        ),
         ("logits remembered", "clean_logits.detach().softmax(dim=1))", "clean_logits.detach())"),
         ("targets remembered", "clean_logits.detach().softmax(dim=1))", "target_logits.softmax(dim=1))"),
         (
@@ -1524,23 +1830,31 @@ MUTATIONS += [
         "sntg",
         "algorithms/sntg.py",
         SNTG_TESTS,
-        ("features of the target's view", "            nonlocal student_features\n", ""),
         (
             "labels ignored",
             "torch.cat([batch.labels, target_logits.argmax(dim=1)])",
-            "torch.cat([labelled_logits.argmax(dim=1), target_logits.argmax(dim=1)])",
+            "torch.cat([passes.labelled_logits.argmax(dim=1), target_logits.argmax(dim=1)])",
         ),
-        ("the student's graph", "target_logits.argmax(dim=1)", "predictions.student_logits.argmax(dim=1)"),
+        (
+            "the student's graph",
+            "target_logits.argmax(dim=1)",
+            "passes.predictions.student_logits.argmax(dim=1)",
+        ),
         ("margin ignored", "margin=config.margin", "margin=0.0"),
         (
             "detached features",
-            "torch.cat([labelled_features, student_features])",
-            "torch.cat([labelled_features, student_features.detach()])",
+            "passes.student_features]",
+            "passes.student_features.detach()]",
+        ),
+        (
+            "detached features of labelled images",
+            "passes.labelled_features,",
+            "passes.labelled_features.detach(),",
         ),
         (
             "targets never balanced",
-            "self.target_balance(predictions.target_logits)",
-            "predictions.target_logits",
+            "self.target_balance(passes.predictions.target_logits)",
+            "passes.predictions.target_logits",
         ),
         (
             "neighbours dropped",
@@ -1549,7 +1863,27 @@ MUTATIONS += [
         ),
         ("ramp left off the neighbours", "ramp * config.neighbours_weight", "config.neighbours_weight"),
         ("ramp left off the consistency", "ramp * config.consistency_weight", "config.consistency_weight"),
-        ("batch norm not frozen in the other passes", "with frozen_running_statistics(model):", NO_CONTEXT),
+    ),
+    *group(
+        "sntg",
+        COMPARISONS,
+        SNTG_TESTS,
+        ("features of the target's view", PREDICTIONS, PREDICTIONS.replace("forward", "model")),
+        (
+            "detached features without clean gradient",
+            PASSES_ALONE,
+            PASSES_ALONE.replace("student_features", "student_features.detach()"),
+        ),
+        (
+            "features of images exchanged without clean gradient",
+            "labelled_features, student_features = forward.features.split(sizes)",
+            "student_features, labelled_features = forward.features.split(sizes[::-1])",
+        ),
+        (
+            "student's features are those of labelled images too",
+            "            labelled_features, forward.features = forward.features.split(sizes)\n",
+            "            labelled_features, _ = forward.features.split(sizes)\n",
+        ),
     ),
     *group(
         "sntg",
@@ -1948,9 +2282,9 @@ MUTATIONS += [
     Mutation(
         "processes: neighbours among its own images only",
         "algorithms/sntg.py",
-        "            self.shard.gather(torch.cat([labelled_features, student_features])),\n"
+        "            self.shard.gather(torch.cat([passes.labelled_features, passes.student_features])),\n"
         "            self.shard.gather(torch.cat([batch.labels, target_logits.argmax(dim=1)])),\n",
-        "            torch.cat([labelled_features, student_features]),\n"
+        "            torch.cat([passes.labelled_features, passes.student_features]),\n"
         "            torch.cat([batch.labels, target_logits.argmax(dim=1)]),\n",
         (followed("sntg-pi_model"),),
     ),
@@ -1973,6 +2307,60 @@ MUTATIONS += [
         (followed("compact_clustering"),),
     ),
 ]
+
+MUTATIONS += group(
+    "turns",
+    "bench/turns.py",
+    ("tests/bench/test_turns.py",),
+    ("interval begins a rank too high", "ordered[max(0, cut - 1)]", "ordered[cut]"),
+    ("interval begins a rank too low", "ordered[max(0, cut - 1)]", "ordered[max(0, cut - 2)]"),
+    ("interval ends a rank too low", "ordered[n - max(1, cut)]", "ordered[n - max(1, cut + 1)]"),
+    ("interval ends a rank too high", "ordered[n - max(1, cut)]", "ordered[n - max(1, cut - 1)]"),
+    ("interval of 90 %", "while below <= 0.025", "while below <= 0.05"),
+    ("interval of the values as they came", "ordered = sorted(values)", "ordered = list(values)"),
+    ("order never reversed", "names if turn % 2 == 0 else reversed(names)", "names"),
+    ("order always reversed", "names if turn % 2 == 0 else reversed(names)", "reversed(names)"),
+    ("warm-up counted", "if turn >= 0:", "if True:"),
+    ("no warm-up", "range(-patience.warm_up, patience.most_rounds)", "range(patience.most_rounds)"),
+    (
+        "warm-up instead of rounds",
+        "range(-patience.warm_up, patience.most_rounds)",
+        "range(-patience.warm_up, patience.most_rounds - patience.warm_up)",
+    ),
+    ("never settled", " or _is_settled(seconds, patience.tolerance)", ""),
+    ("settled with the first ratio", "return all(", "return any("),
+    ("settled by seconds", "_half_width(_ratios(times, first))", "_half_width(times)"),
+    ("settled by the whole interval", "(high - low) / 2 / statistics", "(high - low) / statistics"),
+    ("settled by seconds' share", "(high - low) / 2 / statistics.median(ratios)", "(high - low) / 2"),
+    ("time without end", "time.perf_counter() - began > patience.most_seconds or ", ""),
+    ("one round less than the least", "turn + 1 < patience.least_rounds", "turn + 2 < patience.least_rounds"),
+    ("one round more than the least", "turn + 1 < patience.least_rounds", "turn < patience.least_rounds"),
+    ("ratio upside down", "[a / b for a, b", "[b / a for a, b"),
+    (
+        "ratio of medians",
+        "ratio = statistics.median(ratios)",
+        "ratio = statistics.median(seconds[what]) / statistics.median(seconds[versus])",
+    ),
+    ("mean instead of median", "ratio = statistics.median(ratios)", "ratio = statistics.mean(ratios)"),
+    (
+        "seconds for milliseconds",
+        "round(1000 * statistics.median(seconds[what]), 3)",
+        "round(statistics.median(seconds[what]), 3)",
+    ),
+    (
+        "milliseconds of the other",
+        "1000 * statistics.median(seconds[versus])",
+        "1000 * statistics.median(seconds[what])",
+    ),
+    (
+        "targets the wrong way round",
+        'ratio <= self.bound if self.kind == "at most"',
+        'ratio <= self.bound if self.kind == "at least"',
+    ),
+    ("a bound met exactly not reached", "ratio <= self.bound", "ratio < self.bound"),
+    ("target without its sign", "{'≤' if self.kind == 'at most' else '≥'} {self", "{self"),
+    ("warm-up as long where all is shorter", "self.warm_up if scale >= 1 else 1", "self.warm_up"),
+)
 
 
 TEST_FOLDERS = ["tests/functional", "tests/training/test_schedule.py", "tests/nn", "tests/algorithms"]
