@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from manigraph.bench import methods
-from manigraph.bench.data import random_dataset
-from manigraph.bench.methods import TINY, WHOLE, contenders, run_methods_benchmark
-from manigraph.build import build
+from manigraph.bench.methods import WHOLE, contenders, run_methods_benchmark
+from manigraph.bench.settings import TINY
 from manigraph.catalogue import ALGORITHMS
 from tests.helpers import copied
 
@@ -27,13 +25,13 @@ def test_every_method_has_a_ratio_with_a_target() -> None:
 
 
 def test_the_whole_setting_is_that_of_the_target() -> None:
-    assert WHOLE.name == "CNN-13 at width 0.25, 32 + 64 images of 32x32"
+    assert WHOLE.name == "CNN-13 at width 1/4, 32 + 64 images of 32x32"
 
 
 def test_each_side_does_its_own_work() -> None:
     """The lean step leaves our weights alone; ours is a step of the trainer with the graph on."""
     with torch.random.fork_rng():
-        job = build(methods._config("manifold_graph", TINY), dataset=random_dataset(4000, TINY.side))
+        job = TINY.job("manifold_graph")
         before = copied(dict(job.trainer.algorithm.named_parameters()))
         work = contenders("manifold_graph", job, next(job.batches))
         assert list(work) == ["a lean step in plain torch", "manifold_graph"]

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from manigraph.bench.data import PilImages, random_dataset, time_augmentation, time_data_share
+from manigraph.catalogue import ALGORITHMS
 from manigraph.cli.main import main
 from manigraph.data.preprocessing import Standardise
 from manigraph.runs import RunDirectory
@@ -137,6 +138,9 @@ def test_weights_that_are_not_finite_stop_the_run_and_are_explained(tmp_path: Pa
         (["list", "algoritms"], "unknown kind 'algoritms': did you mean 'algorithms'?"),
         (["reproduce", "digit"], "invalid choice 'digit'"),
         (["bench", "--scale", "0"], "--scale must be positive"),
+        (["bench", "--algorithms", "fixmach"], "did you mean"),
+        (["bench", "--sections", "toolkits", "--toolkits", "nowhere"], "pip install --no-deps --target"),
+        (["bench", "--history", "nowhere/history.jsonl"], "the folder of"),
     ],
 )
 def test_bad_input_gets_one_line_and_code_2(
@@ -249,10 +253,16 @@ def test_reproduce_measures_once_and_continues(tmp_path: Path) -> None:
 
 def test_bench_prints_ratios(tmp_path: Path) -> None:
     arguments = ["--sections", "steps", "--scale", "0.01", "--output", "bench.json"]
+    arguments += ["--history", "history.jsonl"]
     output = manigraph("bench", *arguments, cwd=tmp_path).stdout
-    assert "relative to Π-VAT" in output
-    timings = json.loads((tmp_path / "bench.json").read_text())["timings"]
-    assert {t["ratio"] for t in timings if t["algorithm"] == "pi_vat"} == {1.0}
+    assert "A training step: digits recipe" in output
+    assert "Manifold Graph / Π-VAT" in output
+    ratios = json.loads((tmp_path / "bench.json").read_text())["steps"]
+    assert {r["what"] for r in ratios if r["setting"] == "digits recipe"} == set(ALGORITHMS) - {"pi_vat"}
+    assert {r["versus"] for r in ratios} == {"pi_vat"}
+    (line,) = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert [r["ratio"] for r in json.loads(line)["ratios"]] == [r["ratio"] for r in ratios]
+    assert json.loads(line)["machine"]["cores"]
 
 
 def test_bench_measures_the_memory_of_a_folder(tmp_path: Path) -> None:

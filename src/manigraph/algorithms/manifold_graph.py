@@ -174,7 +174,7 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
         }
         health = prediction_health(clean_logits, self.shard)
         if nodes is not None:
-            terms |= self._prototype_terms(features, batch.labels, nodes)
+            terms |= self.prototype_terms(features, batch.labels, nodes)
             graph_health = self._graph_health(features, batch.labels, nodes, clean_logits)
             return StepOutput(terms, lambda: {**health(), **graph_health()})
         return StepOutput(terms, health)
@@ -197,7 +197,7 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
         with frozen_running_statistics(model):
             return model.class_nodes()
 
-    def _prototype_terms(self, features: Tensor, labels: Tensor, nodes: Nodes) -> dict[str, Tensor]:
+    def prototype_terms(self, features: Tensor, labels: Tensor, nodes: Nodes) -> dict[str, Tensor]:
         """L_anc, L_div and L_clf,P, weighted; the anchor looks at the images of all processes."""
         config, C = self.config, self.model.num_classes
         own_features = features

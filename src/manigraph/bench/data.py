@@ -47,11 +47,11 @@ class DataTiming:
     """What the ratio is taken against."""
 
 
-def random_dataset(count: int, side: int = 32) -> Dataset:
-    """Images of noise in ten classes: what they show does not matter here."""
+def random_dataset(count: int, side: int = 32, num_classes: int = 10) -> Dataset:
+    """Images of noise: what they show does not matter here."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
-    return from_arrays(images, torch.arange(count) % 10, name="noise")
+    return from_arrays(images, torch.arange(count) % num_classes, name="noise")
 
 
 # Augmentation: whole batches against one PIL image at a time

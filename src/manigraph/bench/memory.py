@@ -65,11 +65,11 @@ def _make_folder(folder: Path, count: int) -> None:
         image.save(folder / where / f"{i}.png", compress_level=1)
 
 
-def _status() -> dict[str, float]:
-    """This process's memory in MiB, as Linux tells it."""
+def memory_status() -> dict[str, float]:
+    """This process's memory in MiB, as Linux tells it: its own, all that is resident, and that at most."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
-    return {name: int(fields[name].split()[0]) / 1024 for name in ("RssAnon", "VmHWM")}
+    return {name: int(fields[name].split()[0]) / 1024 for name in ("RssAnon", "VmRSS", "VmHWM")}
 
 
 def _train(folder: Path, cache: Path, how: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _train(folder: Path, cache: Path, how: str) -> dict[str, Any]:
     from manigraph.catalogue import RECIPES
     from manigraph.data.locations import Locations
 
-    before = _status()["RssAnon"]
+    before = memory_status()["RssAnon"]
     began = time.perf_counter()
     config = RECIPES.get("folder")("pi_model")
     config = replace(
@@ -98,7 +98,7 @@ def _train(folder: Path, cache: Path, how: str) -> dict[str, Any]:
     for _ in range(STEPS):
         job.trainer.train_step(next(job.batches))
     trained = time.perf_counter() - loaded
-    status = _status()
+    status = memory_status()
     images = STEPS * (config.batch.labelled + config.batch.unlabelled)
     return {
         "images": len(dataset.images),

@@ -1,102 +1,91 @@
-"""How long one training step takes: ratios, measured interleaved in one process.
+"""How long a training step of each method takes by one of Π-VAT: what the graph costs."""
 
-The machine may be shared and noisy, so no absolute time is worth much: every contender takes one
-step in turn, again and again, and what is reported is the median over rounds of each round's ratio.
-"""
-
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from manigraph.build import build
+from manigraph.bench.settings import TINY, NetworkSetting
+from manigraph.bench.turns import Patience, Ratio, Target, Work, ratio_of, take_turns
+from manigraph.build import Job, build
 from manigraph.catalogue import ALGORITHMS, RECIPES
-from manigraph.config import BackboneConfig, Config
+from manigraph.recipes.measured import finish
 
 BASELINE = "pi_vat"
+GRAPH = ("pi_vat", "manifold_graph")
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A network and a batch at which all methods are timed."""
+class StepSetting:
+    """Which methods are timed where, and what the graph may cost there."""
 
-    name: str
-    backbone: BackboneConfig | None
-    """None means the recipe's own."""
-    rounds: int
-    paper_graph: bool = False
-    """Manifold Graph with the paper's K = 20 and every prototype refined in every image's graph."""
+    network: NetworkSetting | None
+    """None means the digits recipe."""
+    target: Target
+    algorithms: Sequence[str] = GRAPH
+    only_whole: bool = False
+    """Left out of a quick look."""
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return "digits recipe" if self.network is None else self.network.name
+
+    def job(self, algorithm: str) -> Job:
+        """Ready to train, with the graph on from the first step."""
+        if self.network is not None:
+            return self.network.job(algorithm)
+        config = RECIPES.get("digits")(algorithm)
+        if algorithm == "manifold_graph":
+            config = replace(config, method=replace(config.method, warmup_fraction=0.0))
+        return build(config)
 
 
 SETTINGS = (
-    Setting("digits recipe", None, rounds=30),
-    Setting(
-        "CNN-13 at width 1/4 on 8x8 images, the paper's graph",
-        BackboneConfig("cnn13", width=0.25),
-        rounds=10,
-        paper_graph=True,
-    ),
+    StepSetting(None, Target("at most", 1.3), tuple(ALGORITHMS)),
+    StepSetting(NetworkSetting(width=0.25), Target("at most", 1.15)),
+    StepSetting(NetworkSetting(), Target("at most", 1.05), only_whole=True),
+    StepSetting(NetworkSetting(classes=100), Target("at most", 1.10), only_whole=True),
 )
 
 
-@dataclass(frozen=True)
-class Timing:
-    """One line of the benchmark."""
-
-    setting: str
-    algorithm: str
-    milliseconds: float
-    """Median time of a step."""
-    ratio: float
-    """Median over rounds of: this method's step / the step of Π-VAT in the same round."""
-
-
-def time_steps(setting: Setting, rounds: int, on_round: Callable[[], None]) -> list[Timing]:
-    """Time one step of every method, in turns."""
-    jobs = {name: build(_config(setting, name)) for name in ALGORITHMS}
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
-    for turn in range(rounds + 2):
-        for name, job in jobs.items():
-            began = time.perf_counter()
-            job.trainer.train_step(next(job.batches))
-            if turn >= 2:  # the first two steps pay for memory and kernels
-                seconds[name].append(time.perf_counter() - began)
-        on_round()
+def time_steps(setting: StepSetting, patience: Patience, on_round: Callable[[int], None]) -> list[Ratio]:
+    """Each method by Π-VAT; batches are made in the step, as in training."""
+    jobs = {name: setting.job(name) for name in (BASELINE, *setting.algorithms)}
+    seconds = take_turns({name: _step(job) for name, job in jobs.items()}, patience, on_round)
     return [
-        Timing(
+        ratio_of(
+            seconds,
+            name,
+            BASELINE,
             setting=setting.name,
-            algorithm=name,
-            milliseconds=round(1000 * statistics.median(times), 2),
-            ratio=round(statistics.median(a / b for a, b in zip(times, seconds[BASELINE], strict=True)), 3),
+            target=setting.target if name == "manifold_graph" else None,
         )
-        for name, times in seconds.items()
+        for name in setting.algorithms
+        if name != BASELINE
     ]
 
 
-def _config(setting: Setting, algorithm: str) -> Config[Any]:
-    """The recipe with the setting's network; the graph is on from the first step."""
-    config = RECIPES.get("digits")(algorithm)
-    if setting.backbone is not None:
-        config = replace(config, backbone=setting.backbone)
-    if algorithm == "manifold_graph":
-        graph = {"prototypes_per_class": 20, "prototype_update": "per_image"} if setting.paper_graph else {}
-        config = replace(config, method=replace(config.method, warmup_fraction=0.0, **graph))
-    return config
+def _step(job: Job) -> Work:
+    def step() -> None:
+        job.trainer.train_step(next(job.batches))
+        finish(job.trainer.device)
+
+    return step
 
 
-def run_benchmark(scale: float, on_round: Callable[[], None]) -> list[Timing]:
-    """All settings; `scale` multiplies the number of rounds."""
-    with torch.random.fork_rng():
-        return [
-            timing
-            for setting in SETTINGS
-            for timing in time_steps(setting, scaled_rounds(setting, scale), on_round)
-        ]
+def run_steps_benchmark(scale: float, tell: Callable[[str], None]) -> list[Ratio]:
+    """All settings; below scale 1 the small ones, CNN-13 as a tiny network."""
+    ratios = []
+    for setting in SETTINGS:
+        if scale < 1 and setting.only_whole:
+            continue
+        if scale < 1 and setting.network is not None:
+            setting = replace(setting, network=TINY)
+        with torch.random.fork_rng():
+            ratios += time_steps(setting, Patience().scaled(scale), _telling(tell, setting.name))
+    return ratios
 
 
-def scaled_rounds(setting: Setting, scale: float) -> int:
-    """Rounds of a setting, at least one."""
-    return max(1, round(scale * setting.rounds))
+def _telling(tell: Callable[[str], None], setting: str) -> Callable[[int], None]:
+    return lambda rounds: tell(f"steps, {setting}: round {rounds}")

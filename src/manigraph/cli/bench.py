@@ -1,10 +1,12 @@
 """`manigraph bench`: how fast the methods train on this machine."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +16,27 @@ from manigraph.catalogue import ALGORITHMS, RECIPES
 from manigraph.errors import UnknownNameError, UserError
 from manigraph.options import parse
 
-Section = Literal["steps", "data", "memory", "loop", "compile", "recipes"]
+if TYPE_CHECKING:
+    from manigraph.bench.turns import Ratio
+
+Section = Literal[
+    "steps",
+    "graph",
+    "growth",
+    "power",
+    "methods",
+    "narrow",
+    "end_to_end",
+    "inference",
+    "startup",
+    "peak",
+    "toolkits",
+    "data",
+    "memory",
+    "loop",
+    "compile",
+    "recipes",
+]
 
 SECONDS_BETWEEN_LINES = 5.0
 """Where there is no terminal, progress is a line now and then."""
@@ -24,20 +46,27 @@ SECONDS_BETWEEN_LINES = 5.0
 class BenchOptions:
     """Measure the time of training steps, of the data and its memory, interleaved, and print the ratios."""
 
-    sections: tuple[Section, ...] = ("steps", "data", "memory")
-    """`steps`: one training step of every method; `data`: batches against a DataLoader of PIL images, and
-    their share of a step at the paper's size; `memory`: training on 100,000 files; `loop`: the whole loop
-    against the bare passes of the network; `compile`: a compiled network against the same without;
+    sections: tuple[Section, ...] = ("steps", "graph", "power", "narrow", "inference", "startup", "data")
+    """`steps`: what the graph costs, a step of each method by one of Π-VAT; `graph`: ours by graphs written
+    out; `growth`: with the number of classes; `power`: VAT's power step; `methods`: each method's step by a
+    lean one; `narrow`: small networks; `end_to_end`: data and step; `inference`: prediction; `startup`: until
+    something happens; `peak`: how near to what the machine can multiply; `toolkits`: public toolkits' steps;
+    `data`: batches against a DataLoader of PIL images; `memory`: training on 100,000 files; `loop`: the whole
+    loop against the bare passes of the network; `compile`: a compiled network against the same without;
     `recipes`: the first iterations of every recipe at its own width, a quarter of an hour on two cores."""
     scale: float = 1.0
-    """Multiplier on the number of rounds and files; 0.1 is a quick look. Below 1, `recipes` has narrower
-    networks too, and `loop` leaves out the paper's width."""
+    """Multiplier on the number of rounds and files; 0.1 is a quick look. Below 1, networks are tiny and the
+    paper's width is left out: the figures say little then."""
     output: Path | None = None
     """JSON file to write the figures to, with commit and machine."""
     recipes: tuple[str, ...] = ()
     """Recipes that the section `recipes` tries; by default all but `folder`."""
     algorithms: tuple[str, ...] = ()
     """Algorithms with which the section `recipes` tries them; by default pi_vat and manifold_graph."""
+    toolkits: Path | None = None
+    """Folder into which the public toolkits were installed, for the section `toolkits`."""
+    history: Path | None = None
+    """JSON Lines file to which a line with the time, commit, machine and all ratios is added."""
     measured: Path | None = None
     """JSON file into which the section `recipes` puts what `manigraph list recipes` says of them; the one
     that comes with the package is src/manigraph/recipes/measured.json."""
@@ -71,18 +100,35 @@ def run(arguments: list[str]) -> int:
     for section in options.sections:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             answer = _MEASURE[section](options, _teller(progress, section))
-        results[_KEYS.get(section, section)] = [asdict(figure) for figure in answer.figures]
+        results[section] = [asdict(figure) for figure in answer.figures]
         failed |= answer.failed
         answer.show()
     if options.output is not None:
         write_json(options.output, {**origin, **results})
         console.print(f"written to {options.output}", highlight=False)
+    if options.history is not None:
+        _remember(options.history, origin, results)
+        console.print(f"added to {options.history}", highlight=False)
     return int(failed)
+
+
+def _remember(history: Path, origin: dict[str, Any], results: dict[str, list[dict[str, Any]]]) -> None:
+    """One line for this measurement, after those of earlier ones."""
+    kept = ("setting", "what", "versus", "ratio", "low", "high", "target", "reached")
+    ratios = [
+        {"section": section, **{name: figure[name] for name in kept}}
+        for section, figures in results.items()
+        for figure in figures
+        if set(kept) <= set(figure)
+    ]
+    line = {name: origin[name] for name in ("time", "commit", "machine")} | {"ratios": ratios}
+    with history.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def _check(options: BenchOptions) -> None:
     """Refuse what would only show after a long measurement."""
-    for path in (options.output, options.measured):
+    for path in (options.output, options.measured, options.history):
         if path is not None and not path.absolute().parent.is_dir():
             raise UserError(f"the folder of '{path}' does not exist")
     if options.scale <= 0:
@@ -93,6 +139,12 @@ def _check(options: BenchOptions) -> None:
     for name in options.algorithms:
         if name not in ALGORITHMS:
             raise UnknownNameError("algorithm", name, ALGORITHMS)
+    if "toolkits" in options.sections:
+        from manigraph.bench.toolkits import toolkits_problem
+
+        problem = toolkits_problem(options.toolkits)
+        if problem:
+            raise UserError(problem)
     if "folder" in options.recipes:
         raise UserError("--recipes cannot try 'folder': how long it takes depends on your own images")
     if options.measured is not None and options.scale < 1:
@@ -115,22 +167,81 @@ def _teller(progress: Progress, section: str) -> Told:
     return tell
 
 
-def _steps(options: BenchOptions, tell: Told) -> Answer:
-    from manigraph.bench.steps import SETTINGS, run_benchmark
+def _timed(title: str, location: str) -> Callable[[BenchOptions, Told], Answer]:
+    """A section whose figures are ratios, by the function that measures them."""
+
+    def measure(options: BenchOptions, tell: Told) -> Answer:
+        module, _, function = location.partition(":")
+        ratios = getattr(import_module(f"manigraph.bench.{module}"), function)(options.scale, tell)
+        return Answer(ratios, lambda: _show_ratios(title, ratios))
+
+    return measure
+
+
+def _toolkits(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.toolkits import run_toolkits_benchmark
+
+    ratios = run_toolkits_benchmark(options.toolkits, options.scale, tell)
+    return Answer(ratios, lambda: _show_ratios("Public toolkits", ratios))
+
+
+def _show_ratios(title: str, ratios: "list[Ratio]") -> None:
     from manigraph.cli.results import print_table
 
-    timings = run_benchmark(options.scale, lambda: tell("timing steps"))
+    for setting in dict.fromkeys(r.setting for r in ratios):
+        rows = [
+            (
+                f"{_title(r.what)} / {_title(r.versus)}",
+                [
+                    f"{r.ratio:.3f}",
+                    f"{r.low:.3f} - {r.high:.3f}",
+                    {None: "", True: f"{r.target}, reached", False: f"{r.target}, missed"}[r.reached],
+                    f"{r.milliseconds:.1f}",
+                    f"{r.rounds}",
+                ],
+            )
+            for r in ratios
+            if r.setting == setting
+        ]
+        print_table(f"{title}: {setting}", ["ratio", "95 %", "target", "ms", "rounds"], rows)
+
+
+def _growth(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.graph import run_growth_benchmark
+    from manigraph.cli.results import print_table
+
+    growths = run_growth_benchmark(options.scale, tell)
 
     def show() -> None:
-        for setting in SETTINGS:
-            rows = [timing for timing in timings if timing.setting == setting.name]
-            print_table(
-                f"One training step, {setting.name}",
-                ["ms", "relative to Π-VAT"],
-                [(_title(t.algorithm), [f"{t.milliseconds:.1f}", f"{t.ratio:.2f}"]) for t in rows],
-            )
+        print_table(
+            "Graph and prototype losses alone, 32 + 128 images",
+            ["prototypes", "ms", "extra MiB"],
+            [
+                (f"{g.classes} classes", [f"{g.prototypes:,}", f"{g.milliseconds:.1f}", f"{g.extra_mib:.0f}"])
+                for g in growths
+            ],
+        )
 
-    return Answer(timings, show)
+    return Answer(growths, show)
+
+
+def _peak(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.peak import run_peak_benchmark
+    from manigraph.cli.results import print_table
+
+    shares = run_peak_benchmark(options.scale, tell)
+
+    def show() -> None:
+        print_table(
+            "Operations per second of a step of Π-VAT against products of matrices",
+            ["10⁹ a second", "of at most", "share"],
+            [
+                (s.setting, [f"{s.step_gigaflops:.0f}", f"{s.peak_gigaflops:.0f}", f"{100 * s.share:.0f} %"])
+                for s in shares
+            ],
+        )
+
+    return Answer(shares, show)
 
 
 def _data(options: BenchOptions, tell: Told) -> Answer:
@@ -291,11 +402,18 @@ def _title(algorithm: str) -> str:
     return next((row.title for row in METHODS if row.algorithm == algorithm), algorithm)
 
 
-_KEYS = {"steps": "timings"}
-"""Sections whose figures have another name in the file."""
-
 _MEASURE: dict[Section, Callable[[BenchOptions, Told], Answer]] = {
-    "steps": _steps,
+    "steps": _timed("A training step", "steps:run_steps_benchmark"),
+    "graph": _timed("The graph alone", "graph:run_graph_benchmark"),
+    "growth": _growth,
+    "power": _timed("VAT's power step", "power:run_power_benchmark"),
+    "methods": _timed("A step of each method", "methods:run_methods_benchmark"),
+    "narrow": _timed("Narrow networks", "narrow:run_narrow_benchmark"),
+    "end_to_end": _timed("Data and step", "end_to_end:run_end_to_end_benchmark"),
+    "inference": _timed("Prediction, images per second", "inference:run_inference_benchmark"),
+    "startup": _timed("Start", "startup:run_startup_benchmark"),
+    "peak": _peak,
+    "toolkits": _toolkits,
     "data": _data,
     "memory": _memory,
     "loop": _loop,

@@ -50,7 +50,7 @@ def virtual_adversarial_direction(
         images = images.float()
     if start is None:
         start = torch.empty_like(images).normal_(generator=generator)
-    direction = _unit_per_image(start.to(images.dtype))
+    direction = unit_per_image(start.to(images.dtype))
     with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
         for _ in range(num_power_iterations):
             direction.requires_grad_(True)
@@ -58,7 +58,7 @@ def virtual_adversarial_direction(
             # A sum, not a mean: each image's gradient must not shrink with the batch.
             distance = kl_divergence(target_logits.to(images.dtype), student_logits).sum()
             (gradient,) = torch.autograd.grad(distance, direction)
-            direction = _unit_per_image(gradient)
+            direction = unit_per_image(gradient)
     return direction
 
 
@@ -89,7 +89,8 @@ def virtual_adversarial_perturbation(
     return epsilon * direction
 
 
-def _unit_per_image(vectors: Tensor) -> Tensor:
+def unit_per_image(vectors: Tensor) -> Tensor:
+    """Every image's vector at length 1, as a constant; exactly zero where it is zero."""
     flat = vectors.flatten(start_dim=1)
     # Dividing by the largest entry first keeps tiny gradients from underflowing when squared.
     tiny = torch.finfo(flat.dtype).tiny

@@ -6,6 +6,8 @@ few images at a time, and since it is one number, its gradient can be taken at o
 those images are still at hand; nothing of that size is kept for the backward pass.
 """
 
+import math
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from manigraph.functional.graph import LEAKY_SLOPE, MessageParts
 
 NUMBERS_AT_ONCE = 1 << 18
-"""How many features or logits are held at a time (of one image at least): 1 MB, which caches hold."""
+"""How many features or logits are held at a time: 1 MB, which caches hold."""
 
 
 def prototype_cross_entropy(
@@ -61,31 +63,44 @@ class _PrototypeCrossEntropy(torch.autograd.Function):
         classes: Tensor,
         numbers_at_once: int,
     ) -> Tensor:
-        (B, H, P), (C, D) = share.shape, weight.shape
-        images_at_once = max(1, numbers_at_once // (P * max(C, D)))
+        (B, _, P), (C, D) = share.shape, weight.shape
+        rows = max(1, numbers_at_once // max(C, D))
+        images_at_once, prototypes_at_once = min(B, max(1, rows // P)), min(P, rows)
         differentiable = (without_image, of_prototypes, of_image, share, weight, bias)
         wants_gradient = any(context.needs_input_grad)
         gradients = [torch.zeros_like(tensor) for tensor in differentiable] if wants_gradient else []
         total = without_image.new_zeros((), dtype=torch.float64)
-        for start in range(0, B, images_at_once):
-            images = slice(start, start + images_at_once)
-            features = without_image + share[images, 0].unsqueeze(2) * (
-                of_image[0, images].unsqueeze(1) - of_prototypes[0]
-            )  # (b, P, D)
-            for h in range(1, H):
-                change = of_image[h, images].unsqueeze(1) - of_prototypes[h]
-                features += share[images, h].unsqueeze(2) * change
-            F.leaky_relu_(features, LEAKY_SLOPE)
-            flat = features.flatten(0, 1)  # (bP, D)
-            targets = classes.repeat(len(features)).unsqueeze(1)  # (bP, 1)
-            log_probs = F.log_softmax(torch.addmm(bias, flat, weight.T), dim=1)
+        space = without_image.new_empty(3, images_at_once * prototypes_at_once * D)
+        for first_image, first_prototype in product(
+            range(0, B, images_at_once), range(0, P, prototypes_at_once)
+        ):
+            images = slice(first_image, min(B, first_image + images_at_once))
+            nodes = slice(first_prototype, min(P, first_prototype + prototypes_at_once))
+            shape = (images.stop - images.start, nodes.stop - nodes.start, D)
+            features, change, back = space[:, : math.prod(shape)].unflatten(1, shape)  # (b, p, D)
+            block = MessageParts(
+                without_image[nodes], of_prototypes[:, nodes], of_image[:, images], share[images, :, nodes]
+            )
+            _refine(features, change, block)
+            targets = classes[nodes].repeat(shape[0]).unsqueeze(1)  # (bp, 1)
+            log_probs = F.log_softmax(torch.addmm(bias, features.flatten(0, 1), weight.T), dim=1)
             total -= log_probs.gather(1, targets).sum(dtype=torch.float64)
-            if not wants_gradient:
-                continue
-            errors = log_probs.exp_()
-            errors.scatter_add_(1, targets, errors.new_full((), -1).expand_as(targets))
-            errors /= B * P
-            _add_gradients(gradients, features, errors, images, of_prototypes, of_image, share, weight)
+            if wants_gradient:
+                errors = log_probs.exp_()
+                errors.scatter_add_(1, targets, errors.new_full((), -1).expand_as(targets))
+                torch.mm(errors, weight, out=back.flatten(0, 1))
+                to_without_image, to_of_prototypes, to_of_image, to_share, to_weight, to_bias = gradients
+                to_weight.addmm_(errors.T, features.flatten(0, 1))
+                to_bias += errors.sum(dim=0)
+                to_block = MessageParts(
+                    to_without_image[nodes],
+                    to_of_prototypes[:, nodes],
+                    to_of_image[:, images],
+                    to_share[images, :, nodes],
+                )
+                _add_gradients(to_block, block, features, change, back)
+        for gradient in gradients:
+            gradient /= B * P
         context.save_for_backward(*gradients)
         return (total / (B * P)).to(without_image.dtype)
 
@@ -96,26 +111,25 @@ class _PrototypeCrossEntropy(torch.autograd.Function):
         return (*(output_gradient * gradient for gradient in gradients), None, None)
 
 
+def _refine(features: Tensor, change: Tensor, block: MessageParts) -> None:
+    """Fill `features` with refined prototypes, and `change` with what the last head adds to them."""
+    for h, (of_prototypes, of_image) in enumerate(zip(block.of_prototypes, block.of_image, strict=True)):
+        torch.sub(of_image.unsqueeze(1), of_prototypes, out=change)
+        before = block.without_image if h == 0 else features
+        torch.addcmul(before, block.share[:, h].unsqueeze(2), change, out=features)
+    F.leaky_relu_(features, LEAKY_SLOPE)
+
+
 def _add_gradients(
-    gradients: list[Tensor],
-    features: Tensor,
-    errors: Tensor,
-    images: slice,
-    of_prototypes: Tensor,
-    of_image: Tensor,
-    share: Tensor,
-    weight: Tensor,
+    to_block: MessageParts, block: MessageParts, features: Tensor, change: Tensor, back: Tensor
 ) -> None:
-    """What a few images add, given their refined prototypes (b, P, D) and errors of logits (bP, C)."""
-    to_without_image, to_of_prototypes, to_of_image, to_share, to_weight, to_bias = gradients
-    to_weight.addmm_(errors.T, features.flatten(0, 1))
-    to_bias += errors.sum(dim=0)
-    back = (errors @ weight).view_as(features)
-    back = torch.ops.aten.leaky_relu_backward(back, features, LEAKY_SLOPE, True)  # (b, P, D), of the result
-    to_without_image += back.sum(dim=0)
-    for h in range(len(of_image)):
-        of_head = share[images, h]  # (b, P)
-        to_of_image[h, images] += torch.bmm(of_head.unsqueeze(1), back).squeeze(1)
-        towards_image = torch.bmm(back, of_image[h, images].unsqueeze(2)).squeeze(2)  # (b, P)
-        to_share[images, h] += towards_image - (back * of_prototypes[h]).sum(dim=2)
-        to_of_prototypes[h] -= (of_head.unsqueeze(2) * back).sum(dim=0)
+    """What a block adds, given its refined prototypes and, in `back`, what the loss sends into these."""
+    torch.ops.aten.leaky_relu_backward.grad_input(back, features, LEAKY_SLOPE, True, grad_input=back)
+    to_block.without_image.add_(back.sum(dim=0))
+    for h in reversed(range(len(block.of_image))):  # `change` is that of the last head
+        if h < len(block.of_image) - 1:
+            torch.sub(block.of_image[h].unsqueeze(1), block.of_prototypes[h], out=change)
+        to_block.share[:, h].add_(change.mul_(back).sum(dim=2))
+        torch.mul(block.share[:, h].unsqueeze(2), back, out=change)
+        to_block.of_prototypes[h].sub_(change.sum(dim=0))
+        to_block.of_image[h].add_(change.sum(dim=1))
