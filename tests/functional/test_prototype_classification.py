@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manigraph.functional import message_parts, prototype_cross_entropy, refine_prototypes
+from manigraph.functional.graph import MessageParts
 from tests.helpers import assert_agree, check_gradients, normal, receivers
 from tests.reference import graph as reference
 
@@ -73,6 +74,14 @@ def test_it_is_the_cross_entropy_of_all_prototypes_of_all_graphs(num_heads: int,
     assert_agree(lambda *args: ours(*args, numbers_at_once=at_once), naive, *values)
 
 
+@pytest.mark.parametrize("num_heads", [1, 2])
+@pytest.mark.parametrize("prototypes_at_once", [1, 4])
+def test_there_may_be_room_for_a_few_prototypes_only(num_heads: int, prototypes_at_once: int) -> None:
+    at_once = prototypes_at_once * max(C, D)
+    values = inputs(num_heads).values()
+    assert_agree(lambda *args: ours(*args, numbers_at_once=at_once), naive, *values)
+
+
 def test_it_is_the_cross_entropy_of_what_refine_prototypes_gives() -> None:
     *graph, linear_weight, linear_bias = inputs(2).values()
 
@@ -100,6 +109,27 @@ def test_without_gradient_only_the_value_is_computed() -> None:
         assert torch.equal(
             ours(**values), ours(**{name: v.requires_grad_(True) for name, v in values.items()})
         )
+
+
+def test_under_autocast_it_is_computed_in_the_precision_of_the_classifier() -> None:
+    *graph, linear_weight, linear_bias = (value.float() for value in inputs(2).values())
+    linear_weight.requires_grad_(True)
+    rounded = MessageParts(*(tensor.bfloat16() for tensor in message_parts(*graph)))
+    exact = MessageParts(*(tensor.float() for tensor in rounded))
+
+    def value_and_gradient(parts: MessageParts) -> tuple[Tensor, Tensor]:
+        loss = prototype_cross_entropy(parts, linear_weight, linear_bias, CLASSES)
+        (gradient,) = torch.autograd.grad(loss, linear_weight)
+        return loss, gradient
+
+    expected, expected_gradient = value_and_gradient(exact)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert F.linear(graph[0], linear_weight).dtype == torch.bfloat16
+        for parts in (rounded, exact):
+            found, gradient = value_and_gradient(parts)
+            assert found.dtype == gradient.dtype == torch.float32
+            assert torch.equal(found, expected)
+            assert torch.equal(gradient, expected_gradient)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -134,3 +164,15 @@ def test_no_tensor_has_features_of_all_images_or_edges_of_all_graphs() -> None:
         prototype_cross_entropy(parts, *linear, own_class, numbers_at_once=at_once).backward()
     assert largest.numel <= max(3 * at_once, prototypes * prototypes, images * prototypes)
     assert largest.numel < images * prototypes * features
+
+
+def test_no_tensor_has_features_of_all_prototypes_of_an_image() -> None:
+    features = 32
+    parts = message_parts(
+        normal(P, features), normal(P, 1, 1), normal(B, 1, 1), normal(features, 2), normal(features)
+    )
+    linear = normal(C, features).requires_grad_(True), normal(C)
+    with LargestTensor() as largest:
+        prototype_cross_entropy(parts, *linear, CLASSES, numbers_at_once=features).backward()
+    # A gradient; features, their change and what the loss sends into them would be 3 times that.
+    assert largest.numel <= P * features
