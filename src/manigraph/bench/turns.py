@@ -20,10 +20,11 @@ class Patience:
     """How long to measure."""
 
     tolerance: float = 0.01
-    """Stop when the interval of the ratio is at most this share of it to either side."""
+    """Stop when half the interval of the ratio is at most this share of it."""
     least_rounds: int = 8
     most_rounds: int = 60
     most_seconds: float = 180.0
+    """With the warm-up."""
     warm_up: int = 2
     """Rounds that pay for memory and kernels, and are not counted."""
 
