@@ -146,6 +146,7 @@ def _weights(algorithm: str, name: str, *values: str) -> tuple[Row, ...]:
     return tuple(_tried(algorithm, f"--method.{name}", value) for value in values)
 
 
+_NO_DROPOUT = ("--backbone.dropout", "0")
 _UNBALANCED = ("--method.balance_memory", "0")
 _SLOWER = ("--schedule.max_learning_rate", "0.03")
 
@@ -165,6 +166,10 @@ TUNING = (
     ),
     *_weights("compact_clustering", "clustering_weight", "0.3", "1", "3"),
     _tried("compact_clustering", "--method.clustering_weight", "1", *_UNBALANCED),
+    *(
+        _tried("compact_clustering", "--method.clustering_weight", weight, *_NO_DROPOUT)
+        for weight in ("0.3", "1", "3")
+    ),
     _tried("memory", "--method.memory_entropy_weight", "1", "--method.memory_divergence_weight", "1"),
     _tried("memory", "--method.memory_entropy_weight", "0.1", "--method.memory_divergence_weight", "1"),
     _tried("memory", "--method.memory_entropy_weight", "0.1", "--method.memory_divergence_weight", "0.1"),
