@@ -262,3 +262,9 @@ def test_the_teacher_predicts_in_the_end(name: str) -> None:
         with torch.no_grad():
             teacher.model.linear.bias.zero_()[c] = 1000.0
             assert set(algorithm.inference_model().eval()(images).argmax(dim=1).tolist()) == {c}
+
+
+@pytest.mark.parametrize("setting", ["entropy_weight", "balance_weight", "ramp_fraction", "noise"])
+def test_negative_settings_are_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match=rf"{setting} cannot be negative, got -0.1"):
+        build(case_named("pi_model"), **{setting: -0.1})

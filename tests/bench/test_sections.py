@@ -13,6 +13,7 @@ from manigraph.bench.settings import TINY, NetworkSetting
 from manigraph.bench.turns import Patience, Ratio
 from manigraph.catalogue import ALGORITHMS
 from manigraph.contract import Batch
+from manigraph.data.batches import BatchConfig
 from tests.helpers import copied, gradients_of
 
 QUICK = 0.02
@@ -146,6 +147,11 @@ def test_growth_is_measured_in_a_process_of_its_own() -> None:
 # Layouts, data, prediction, limits
 
 
+@pytest.mark.parametrize("setting", narrow.SETTINGS, ids=lambda setting: setting.name)
+def test_there_is_a_lean_step_for_every_narrow_network(setting: narrow.NarrowSetting) -> None:
+    assert set(narrow.contenders(setting.make_job())) == {narrow.PLAIN, "pi_vat"}
+
+
 def test_the_plain_step_is_in_the_usual_layout() -> None:
     job = TINY.job("pi_vat")
     seen: list[bool] = []
@@ -171,8 +177,9 @@ def test_the_plain_step_is_in_the_usual_layout() -> None:
 
 def test_the_usual_batches_hold_what_the_step_needs() -> None:
     job = TINY.job("pi_vat")
-    batches = end_to_end.usual_batches(job, random_dataset(4000, TINY.side), 4, 6)
+    batches = end_to_end.UsualBatches(job, random_dataset(4000, TINY.side), BatchConfig(4, 6))
     batch: Batch = next(batches)
+    assert len(batches.workers) == 2
     assert batch.labelled["image"].shape == (4, 3, TINY.side, TINY.side)
     assert batch.labels.shape == (4,)
     views = batch.unlabelled

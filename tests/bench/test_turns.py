@@ -100,13 +100,18 @@ def test_rounds_that_warm_up_are_not_counted(clock: Clock) -> None:
     race = Race(clock, {"a": lambda turn: 1.0 if turn >= 2 else 50.0, "b": lambda turn: 3.0 + turn})
     seconds = race.run(Patience(least_rounds=3, most_rounds=3, warm_up=2))
     assert seconds == {"a": [1.0, 1.0, 1.0], "b": [5.0, 6.0, 7.0]}
-    assert race.rounds == [-1, 0, 1, 2, 3]
+    assert race.rounds == [0, 0, 1, 2, 3]
 
 
 def test_it_stops_when_all_ratios_are_settled(clock: Clock) -> None:
     race = Race(clock, {"a": always(1), "b": always(2), "c": always(3)})
-    seconds = race.run(Patience(least_rounds=4, most_rounds=30, warm_up=1))
-    assert [len(times) for times in seconds.values()] == [4, 4, 4]
+    seconds = race.run(Patience(least_rounds=7, most_rounds=30, warm_up=1))
+    assert [len(times) for times in seconds.values()] == [7, 7, 7]
+
+
+def test_fewer_rounds_than_an_interval_needs_settle_nothing(clock: Clock) -> None:
+    race = Race(clock, {"a": always(1), "b": always(2)})
+    assert len(race.run(Patience(least_rounds=1, most_rounds=30, warm_up=0))["a"]) == 6
 
 
 def test_one_unsettled_ratio_is_enough_to_go_on(clock: Clock) -> None:
@@ -118,14 +123,14 @@ def test_one_unsettled_ratio_is_enough_to_go_on(clock: Clock) -> None:
 def test_ratios_to_the_first_contender_settle_and_not_seconds(clock: Clock) -> None:
     # A machine that is busy in every other round slows both down.
     race = Race(clock, {"a": one_after_the_other(1, 3), "b": one_after_the_other(2, 6)})
-    assert len(race.run(Patience(least_rounds=5, most_rounds=30, warm_up=0))["a"]) == 5
+    assert len(race.run(Patience(least_rounds=7, most_rounds=30, warm_up=0))["a"]) == 7
 
 
-@pytest.mark.parametrize(("tolerance", "rounds"), [(0.06, 5), (0.04, 20)])
+@pytest.mark.parametrize(("tolerance", "rounds"), [(0.06, 7), (0.04, 20)])
 def test_settled_is_within_the_tolerance_to_either_side(clock: Clock, tolerance: float, rounds: int) -> None:
     # Ratios of 1.9, 2 and 2.1, over and over: 5 % to either side of 2.
     race = Race(clock, {"a": always(1), "b": one_after_the_other(1.9, 2, 2.1)})
-    patience = Patience(tolerance=tolerance, least_rounds=5, most_rounds=20, warm_up=0)
+    patience = Patience(tolerance=tolerance, least_rounds=7, most_rounds=20, warm_up=0)
     assert len(race.run(patience)["b"]) == rounds
 
 

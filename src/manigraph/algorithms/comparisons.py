@@ -7,8 +7,9 @@
 | `mean_teacher` | p(x2) of the teacher | p(x1) |
 | `fixmatch` | the class of p(x1), if sure | p(strong view) |
 
-x1, the first view, goes through the clean pass with the labelled images; its prediction is the target or the
-student. A method takes a comparison by its name, so the manifold graph goes with any of them.
+x1, the first view, goes through the clean pass, with the labelled images unless nothing is learned from it;
+its prediction is the target or the student. A method takes a comparison by its name, so the manifold graph
+goes with any of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -91,6 +92,11 @@ class NoiseConfig(ConsistencyConfig):
 
     noise: float = 0.0
     """Standard deviation of Gaussian noise added to the student's view."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise < 0:
+            raise ValueError(f"noise cannot be negative, got {self.noise}")
 
 
 class PiModelComparison(Comparison):
@@ -253,7 +259,7 @@ class ComparisonAlgorithm(UnlabelledAlgorithm[UnlabelledConfigT]):
         return DataRequest(unlabelled={"first": "weak", "second": self.comparison.second_view})
 
     def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
-        passes = self.passes(batch, context)
+        passes = self.compared(batch, context)
         return StepOutput(
             {
                 "classification": F.cross_entropy(passes.labelled_logits, batch.labels),
@@ -262,7 +268,7 @@ class ComparisonAlgorithm(UnlabelledAlgorithm[UnlabelledConfigT]):
             prediction_health(passes.clean_logits, self.shard),
         )
 
-    def passes(self, batch: Batch, context: StepContext) -> "ComparedPasses":
+    def compared(self, batch: Batch, context: StepContext) -> ComparedPasses:
         """All passes of a step.
 
         Labelled images go with the first views, in the clean pass. If nothing is learned from the first views

@@ -42,11 +42,9 @@ class UnlabelledConfig:
     """Share of the run over which λ1 and λ2 grow to their full size; 0 means at once."""
 
     def __post_init__(self) -> None:
-        if self.ramp_fraction < 0 or self.balance_memory < 0:
-            raise ValueError(
-                f"ramp_fraction and balance_memory cannot be negative, got {self.ramp_fraction} and "
-                f"{self.balance_memory}"
-            )
+        for name in ("entropy_weight", "balance_weight", "balance_memory", "ramp_fraction"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} cannot be negative, got {getattr(self, name)}")
 
     @property
     def learns_from_clean_predictions(self) -> bool:

@@ -8,10 +8,11 @@
 | L_G = ‖h_i - h_j‖² if W_ij = 1, max(m - ‖h_i - h_j‖, 0)² if W_ij = 0 | `functional.neighbour_contrast` |
 
 The class of a labelled image is its label; that of an unlabelled one is what its target predicts (balanced,
-with `balance_memory`), a constant. h are the student's features before the linear layer: the clean ones of
-labelled images, and of unlabelled ones those of the view whose prediction is the student's (the second with
-pi_model, the first with mean_teacher). The clean pass alone moves the student's running statistics; a teacher
-moves its own.
+with `balance_memory`), a constant. h are the student's features before the linear layer: those of labelled
+images, and of unlabelled ones those of the view whose prediction is the student's (the second with pi_model,
+the first with mean_teacher). The clean pass over first views alone moves the student's running statistics; a
+teacher moves its own. Labelled images go with the first views; with pi_model, where neither entropy nor
+balance learns from the first views, they go with the second ones.
 
 Different from the paper: L_G is the mean over all pairs of the batch, where the authors draw as many pairs as
 half a batch has images. Distances are means over the features, as in the authors' code. The labelled images
@@ -67,7 +68,7 @@ class SNTG(ComparisonAlgorithm["SNTG.Config"]):
 
     def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
         config = self.config
-        passes = self.passes(batch, context)
+        passes = self.compared(batch, context)
         target_logits = self.target_balance(passes.predictions.target_logits)
         consistency = self.comparison.distance(target_logits, passes.predictions.student_logits)
         neighbours = neighbour_contrast(

@@ -229,14 +229,13 @@ def backbone_passes(model: Classifier, batch: Batch) -> Passes:
 
 
 def graph_passes(model: GraphClassifier, batch: Batch) -> Passes:
-    """The same through prototype generator and graph, with the refined prototypes of every image."""
+    """The same through prototype generator and graph, with the classification of all refined prototypes."""
     backbone = model.backbone
     clean, student = _ready(batch)
     clean_cotangent, student_cotangent = (_cotangent(part, model.num_classes) for part in (clean, student))
     probe = student.clone().requires_grad_(True)
-    with torch.no_grad():
-        prototype_cotangent = torch.zeros_like(model.prototype_logits(model.class_nodes(), backbone(clean)))
-    prototype_cotangent.normal_().div_(len(prototype_cotangent.flatten(0, 1)))
+    P = len(model.class_nodes().prototypes)
+    classes = torch.arange(P, device=clean.device) // (P // model.num_classes)
 
     def passes() -> None:
         model.zero_grad(set_to_none=True)
@@ -245,10 +244,10 @@ def graph_passes(model: GraphClassifier, batch: Batch) -> Passes:
         clean_logits = model.classify(features, nodes)
         torch.autograd.grad(model.classify(backbone(probe), nodes), probe, student_cotangent)
         student_logits = model.classify(backbone(student), nodes)
-        prototype_logits = model.prototype_logits(nodes, features)
+        prototype_loss = model.prototype_loss(nodes, features, classes)
         torch.autograd.backward(
-            [clean_logits, student_logits, prototype_logits],
-            [clean_cotangent, student_cotangent, prototype_cotangent],
+            [clean_logits, student_logits, prototype_loss],
+            [clean_cotangent, student_cotangent, torch.ones_like(prototype_loss)],
         )
 
     return passes

@@ -16,6 +16,7 @@ from manigraph.build import Job, build
 from manigraph.catalogue import RECIPES
 from manigraph.contract import Batch
 from manigraph.recipes.measured import finish
+from manigraph.training.execution import Execution
 
 TARGET = Target("at most", 0.75)
 PLAIN = "a plain eager step, NCHW"
@@ -33,8 +34,9 @@ class NarrowSetting:
 def _digits_job() -> Job:
     """The digits recipe without what lean steps leave out."""
     config = RECIPES.get("digits")(ALGORITHM)
-    method = replace(config.method, balance_memory=0, balance_weight=0.0)
-    return build(replace(config, method=method, training=replace(config.training, ema_decay=0.0)))
+    method = replace(config.method, balance_memory=0, balance_weight=0.0, ramp_fraction=0.0, consistency="kl")
+    config = replace(config, method=method, training=replace(config.training, ema_decay=0.0))
+    return build(config, execution=Execution(device="cpu"))
 
 
 SETTINGS = (

@@ -1,4 +1,4 @@
-"""Networks and batches at which steps are timed, on images of noise."""
+"""Networks and batches at which steps are timed, on images of noise and on the CPU."""
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -9,6 +9,7 @@ from manigraph.build import Job, build
 from manigraph.catalogue import RECIPES
 from manigraph.config import Config
 from manigraph.data.batches import BatchConfig
+from manigraph.training.execution import Execution
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class NetworkSetting:
 
     def job(self, algorithm: str) -> Job:
         """Ready to train."""
-        return build(self.config(algorithm), dataset=random_dataset(4000, self.side, self.classes))
+        dataset = random_dataset(4000, self.side, self.classes)
+        return build(self.config(algorithm), dataset=dataset, execution=Execution(device="cpu"))
 
 
 TINY = NetworkSetting(width=1 / 16, labelled=10, unlabelled=20, side=8)

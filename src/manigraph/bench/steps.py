@@ -10,6 +10,7 @@ from manigraph.bench.turns import Patience, Ratio, Target, Work, ratio_of, take_
 from manigraph.build import Job, build
 from manigraph.catalogue import ALGORITHMS, RECIPES
 from manigraph.recipes.measured import finish
+from manigraph.training.execution import Execution
 
 BASELINE = "pi_vat"
 GRAPH = ("pi_vat", "manifold_graph")
@@ -38,7 +39,7 @@ class StepSetting:
         config = RECIPES.get("digits")(algorithm)
         if algorithm == "manifold_graph":
             config = replace(config, method=replace(config.method, warmup_fraction=0.0))
-        return build(config)
+        return build(config, execution=Execution(device="cpu"))
 
 
 SETTINGS = (

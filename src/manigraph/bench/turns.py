@@ -14,6 +14,9 @@ from typing import Literal
 
 Work = Callable[[], object]
 
+LEAST_FOR_AN_INTERVAL = 6
+"""Of fewer values even the whole range holds the median with less than 95 %."""
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -89,7 +92,7 @@ def take_turns(
             took = time.perf_counter() - start
             if turn >= 0:
                 seconds[name].append(took)
-        on_round(turn + 1)
+        on_round(max(0, turn + 1))
         if turn + 1 < patience.least_rounds:
             continue
         if time.perf_counter() - began > patience.most_seconds or _is_settled(seconds, patience.tolerance):
@@ -99,6 +102,8 @@ def take_turns(
 
 def _is_settled(seconds: Mapping[str, Sequence[float]], tolerance: float) -> bool:
     first, *others = seconds.values()
+    if len(first) < LEAST_FOR_AN_INTERVAL:
+        return False
     return all(_half_width(_ratios(times, first)) <= tolerance for times in others)
 
 

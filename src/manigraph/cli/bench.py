@@ -103,8 +103,9 @@ def run(arguments: list[str]) -> int:
         results[section] = [asdict(figure) for figure in answer.figures]
         failed |= answer.failed
         answer.show()
+        if options.output is not None:  # now: the next section may fail
+            write_json(options.output, {**origin, **results})
     if options.output is not None:
-        write_json(options.output, {**origin, **results})
         console.print(f"written to {options.output}", highlight=False)
     if options.history is not None:
         _remember(options.history, origin, results)
@@ -186,6 +187,7 @@ def _toolkits(options: BenchOptions, tell: Told) -> Answer:
 
 
 def _show_ratios(title: str, ratios: "list[Ratio]") -> None:
+    from manigraph.bench.turns import LEAST_FOR_AN_INTERVAL
     from manigraph.cli.results import print_table
 
     for setting in dict.fromkeys(r.setting for r in ratios):
@@ -194,7 +196,7 @@ def _show_ratios(title: str, ratios: "list[Ratio]") -> None:
                 f"{_title(r.what)} / {_title(r.versus)}",
                 [
                     f"{r.ratio:.3f}",
-                    f"{r.low:.3f} - {r.high:.3f}",
+                    f"{r.low:.3f} - {r.high:.3f}" if r.rounds >= LEAST_FOR_AN_INTERVAL else "-",
                     {None: "", True: f"{r.target}, reached", False: f"{r.target}, missed"}[r.reached],
                     f"{r.milliseconds:.1f}",
                     f"{r.rounds}",

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 LEAKY_SLOPE = 0.1
 EDGES_AT_ONCE = 1 << 24
-"""64 MB in float32; up to 4,096 prototypes are computed as one."""
+"""64 MB in float32; with one head up to 4,096 prototypes are computed as one."""
 
 
 class PrototypeContext(NamedTuple):

@@ -20,6 +20,8 @@ from manigraph.functional.graph import LEAKY_SLOPE, MessageParts
 
 NUMBERS_AT_ONCE = 1 << 18
 """How many features or logits are held at a time: 1 MB, which caches hold."""
+NUMBERS_AT_ONCE_ON_GPU = 1 << 24
+"""The same where starting an operation is dear and memory fast."""
 
 
 def prototype_cross_entropy(
@@ -28,7 +30,7 @@ def prototype_cross_entropy(
     bias: Float[Tensor, " C"],
     classes: Int[Tensor, " P"],
     *,
-    numbers_at_once: int = NUMBERS_AT_ONCE,
+    numbers_at_once: int | None = None,
 ) -> Float[Tensor, ""]:
     """Mean over images b and prototypes p of -log softmax(W f̂_bp + bias)[class of p].
 
@@ -39,11 +41,16 @@ def prototype_cross_entropy(
         weight: Of the linear classifier.
         bias: Likewise.
         classes: Class of every prototype.
-        numbers_at_once: How much to hold at a time; the sum is the same up to rounding.
+        numbers_at_once: How much to hold at a time, by default what suits the device; the sum is the same up
+            to rounding.
     """
+    if numbers_at_once is None:
+        numbers_at_once = NUMBERS_AT_ONCE if weight.device.type == "cpu" else NUMBERS_AT_ONCE_ON_GPU
     loss: Tensor
     inputs = [tensor.to(weight.dtype) for tensor in (*parts, weight, bias)]  # whatever autocast made of them
     with torch.autocast(weight.device.type, enabled=False):
+        # Without gradient around, inputs that could have one are still marked as such.
+        inputs = inputs if torch.is_grad_enabled() else [tensor.detach() for tensor in inputs]
         loss = _PrototypeCrossEntropy.apply(*inputs, classes, numbers_at_once)  # type: ignore[no-untyped-call]
     return loss
 

@@ -14,7 +14,7 @@ class Memory(nn.Module):
 
 
 def buffers_changed_in_steps(module: nn.Module) -> list[Tensor]:
-    """All buffers that a training step itself may change."""
+    """All buffers that a training step itself may change, in place: one that is assigned anew is another."""
     return [
         buffer
         for child in module.modules()

@@ -28,7 +28,8 @@ class Passes:
 
     def __call__(self, backbone: nn.Module, images: Tensor) -> Tensor:
         """Features of the images."""
-        if self.parts == 1 or len(images) % self.parts or not torch.is_grad_enabled():
+        only_evaluates = not (torch.is_grad_enabled() or backbone.training)
+        if self.parts == 1 or len(images) % self.parts or only_evaluates:
             return self._pass(backbone, images)
         # Every part draws the dropout masks of the whole batch and keeps its own.
         masks = RandomState(images.device)

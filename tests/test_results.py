@@ -1,0 +1,58 @@
+"""Figures in the documentation are those of the committed result files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manigraph.catalogue import ALGORITHMS
+from manigraph.experiments.grid import mean_and_spread
+from manigraph.experiments.tables import TABLES, Row, Table
+
+ROOT = Path(__file__).parent.parent
+
+
+def results(name: str) -> dict[str, Any]:
+    """Digest to result."""
+    values = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return {result["digest"]: result for result in values["results"]}
+
+
+def figures(name: str, row: Row) -> list[str]:
+    """Mean ± spread of a row, for each number of labels; every cell was measured with today's settings."""
+    table: Table = TABLES[name]
+    measured = results(name)
+    texts = []
+    for labels in table.labels:
+        cells = [measured[table.cell(row, labels, seed).digest()] for seed in table.seeds]
+        key = "test_error" if table.part == "test" else "validation_error"
+        mean, spread = mean_and_spread([cell[key] for cell in cells])
+        texts.append(f"{mean:.2f} ± {spread:.2f}")
+    return texts
+
+
+def plain(path: str) -> str:
+    """A page without what makes figures bold."""
+    return (ROOT / path).read_text(encoding="utf-8").replace("**", "")
+
+
+@pytest.mark.parametrize(("name", "page"), [("digits", "README.md"), ("digits", "docs/digits.md")])
+def test_rows_of_the_first_table(name: str, page: str) -> None:
+    for row in TABLES[name].rows:
+        assert f"| {row.title} | {' | '.join(figures(name, row))} |" in plain(page)
+
+
+@pytest.mark.parametrize("row", TABLES["digits-methods"].rows, ids=lambda row: row.title)
+def test_rows_of_all_methods(row: Row) -> None:
+    expected = figures("digits-methods", row)
+    assert f"| {row.title} | {' | '.join(expected)} |" in plain("docs/digits.md")
+    if row.algorithm in ALGORITHMS:
+        card = plain(f"docs/methods/{row.algorithm}.md")
+        assert all(figure in card for figure in expected)
+
+
+@pytest.mark.parametrize("row", TABLES["digits-tuning"].rows, ids=lambda row: row.title)
+def test_every_setting_that_was_tried_is_on_record(row: Row) -> None:
+    (figure,) = figures("digits-tuning", row)
+    assert figure.partition(" ")[0] in plain("docs/digits.md")
