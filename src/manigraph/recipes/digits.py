@@ -36,22 +36,25 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "sntg": {"neighbours_weight": 6.0},
     "fast_swa": {"consistency_weight": 10.0},
     "deep_cotraining": {"agreement_weight": 3.0, "balance_memory": 0},
+    "compact_clustering": {"clustering_weight": 0.3},
     "mixup": {"entropy_weight": 1.0},  # mixing alone makes its own targets ever less sure
     "mixmatch": {"mixed_consistency_weight": 40.0},
     "fixmatch": {"consistency_weight": 1.0, "balance_memory": 0},
 }
 """What one method needs and others must not have: the best of what `digits-tuning` tried."""
 
-MILDER_STRONG_VIEWS = StrongAugmentationConfig(magnitude=0.5, cutout=0.25, fill=0.0)
-"""Eight pixels bear less than photographs."""
-
 
 def digits(algorithm: str) -> Config[Any]:
     """20 labels, small CNN, one-pixel shifts and small rotations."""
     config = digits_shared(algorithm)
     own = OWN_SETTINGS.get(algorithm, {})
-    strong = MILDER_STRONG_VIEWS if algorithm == "fixmatch" else config.strong
-    return replace(config, method=replace(config.method, **own), strong=strong)
+    config = replace(config, method=replace(config.method, **own))
+    if algorithm == "fixmatch":  # eight pixels bear less than photographs
+        milder = StrongAugmentationConfig(magnitude=0.5, cutout=0.25, fill=0.0)
+        return replace(config, strong=milder)
+    if algorithm == "compact_clustering":  # with dropout its graph is of masks as much as of images
+        return replace(config, backbone=replace(config.backbone, dropout=0.0))
+    return config
 
 
 def digits_shared(algorithm: str) -> Config[Any]:
