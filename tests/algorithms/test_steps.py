@@ -266,5 +266,6 @@ def test_the_teacher_predicts_in_the_end(name: str) -> None:
 
 @pytest.mark.parametrize("setting", ["entropy_weight", "balance_weight", "ramp_fraction", "noise"])
 def test_negative_settings_are_refused(setting: str) -> None:
+    changes: dict[str, Any] = {setting: -0.1}
     with pytest.raises(ValueError, match=rf"{setting} cannot be negative, got -0.1"):
-        build(case_named("pi_model"), **{setting: -0.1})
+        build(case_named("pi_model"), **changes)
