@@ -1,13 +1,14 @@
 """Narrow networks, which most first users will run on a CPU: a step of ours against a plain eager one.
 
-The plain step is the lean one of `lean.py` on weights and images in torch's usual layout (NCHW).
+The plain step is the lean one of `lean.py` on weights and images in torch's usual layout (NCHW), with torch's
+own dropout and activations that keep what went in.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manigraph.bench.lean import lean_step
 from manigraph.bench.settings import TINY, NetworkSetting
@@ -15,6 +16,7 @@ from manigraph.bench.turns import Patience, Ratio, Target, Work, ratio_of, take_
 from manigraph.build import Job, build
 from manigraph.catalogue import RECIPES
 from manigraph.contract import Batch
+from manigraph.nn.dropout import Dropout
 from manigraph.recipes.measured import finish
 from manigraph.training.execution import Execution
 
@@ -51,9 +53,7 @@ SETTINGS = (
 def contenders(job: Job) -> dict[str, Work]:
     """The plain step and ours, on the same batch again and again."""
     plain, trainer, batch = lean_step(job), job.trainer, next(job.batches)
-    for parameter in plain.modules.parameters():
-        # `contiguous` would leave 1x1 kernels as they are, whose strides say "channels last".
-        parameter.data = torch.empty(parameter.shape).copy_(parameter.data)
+    make_plain(plain.modules)
     usual = _contiguous(batch)
 
     def plain_work() -> None:
@@ -65,6 +65,19 @@ def contenders(job: Job) -> dict[str, Work]:
         finish(trainer.device)
 
     return {PLAIN: plain_work, ALGORITHM: our_work}
+
+
+def make_plain(module: nn.Module) -> None:
+    """Turn our networks into what one would write without thinking of speed."""
+    for parameter in module.parameters():
+        # `contiguous` would leave 1x1 kernels as they are, whose strides say "channels last".
+        parameter.data = torch.empty(parameter.shape).copy_(parameter.data)
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.LeakyReLU):
+                child.inplace = False
+            elif isinstance(child, Dropout):
+                setattr(parent, name, nn.Dropout(child.p))
 
 
 def _contiguous(batch: Batch) -> Batch:

@@ -12,13 +12,14 @@ Embeddings g carry a head axis: (nodes, H, E). Heads never mix before φ2.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 LEAKY_SLOPE = 0.1
 EDGES_AT_ONCE = 1 << 24
@@ -97,41 +98,73 @@ def prototype_context(
 ) -> PrototypeContext:
     """z_p and m_p: attention among prototypes, the self edge masked before the softmax.
 
+    Differentiable once.
+
     Args:
         prototype_embeddings: g of all prototypes.
         scale: Factor on the dot products.
         edges_at_once: Where there are more than this, the rows of the P·P edges are computed part by part,
             and once more in the backward pass, so that they are never all in memory.
     """
-    P, H, _ = prototype_embeddings.shape
-    if P < 2:
+    if len(prototype_embeddings) < 2:
         raise ValueError("attention among prototypes needs at least 2 prototypes, got 1")
-    rows_at_once = max(1, edges_at_once // (P * H))
-    if rows_at_once >= P:
-        return PrototypeContext(*_context_of_rows(prototype_embeddings, prototype_embeddings, 0, scale))
-    parts = [
-        checkpoint(
-            _context_of_rows,
-            prototype_embeddings[start : start + rows_at_once],
-            prototype_embeddings,
-            start,
-            scale,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for start in range(0, P, rows_at_once)
-    ]
-    return PrototypeContext(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    g = prototype_embeddings.transpose(0, 1)  # (H, P, E)
+    with torch.autocast(g.device.type, enabled=False):
+        # Sums of many exponentials, so never in half precision.
+        g = g.to(torch.promote_types(g.dtype, torch.float32))
+        log_normaliser, mean = _PrototypeContext.apply(g, scale, edges_at_once)  # type: ignore[no-untyped-call]
+    return PrototypeContext(log_normaliser.T, mean.transpose(0, 1))
 
 
-def _context_of_rows(rows: Tensor, embeddings: Tensor, start: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Z and m of the prototypes from number `start` on."""
-    scores = scale * torch.einsum("phe,qhe->phq", rows, embeddings)
-    numbers = torch.arange(len(embeddings), device=scores.device)
-    self_edge = numbers == numbers[start : start + len(rows)].unsqueeze(1)  # (rows, P)
-    scores = scores.masked_fill(self_edge.unsqueeze(1), -torch.inf)  # (rows, H, P)
-    mean = torch.einsum("phq,qhe->phe", F.softmax(scores, dim=2), embeddings)
-    return torch.logsumexp(scores, dim=2), mean
+class _PrototypeContext(torch.autograd.Function):
+    """With W_pq = softmax_q A_pq, dA_pq = W_pq (dz_p + dm_p·g_q - dm_p·m_p) and dg = (dA + dAᵀ) g + Wᵀ dm.
+
+    Written by hand it is one softmax and no second logarithm of a sum, and may forget the edges.
+    """
+
+    @staticmethod
+    def forward(context: Any, g: Tensor, scale: float, edges_at_once: int) -> tuple[Tensor, Tensor]:
+        H, P, _ = g.shape
+        context.scale, context.rows_at_once = scale, max(1, edges_at_once // (P * H))
+        log_normaliser, mean = g.new_empty(H, P), torch.empty_like(g)
+        kept = []
+        for rows in _rows(P, context.rows_at_once):
+            scores = torch.bmm(g[:, rows], g.mT).mul_(scale)  # (H, r, P)
+            scores.diagonal(rows.start, dim1=1, dim2=2).fill_(-torch.inf)
+            weights = torch.softmax(scores, dim=2)
+            # The largest weight is at least 1 / P, so its logarithm is exact.
+            log_normaliser[:, rows] = scores.amax(dim=2) - weights.amax(dim=2).log_()
+            mean[:, rows] = torch.bmm(weights, g)
+            if context.rows_at_once >= P:
+                kept = [weights]
+        context.save_for_backward(g, log_normaliser, mean, *kept)
+        return log_normaliser, mean
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, to_log_normaliser: Tensor, to_mean: Tensor) -> tuple[Tensor, None, None]:
+        g, log_normaliser, mean, *kept = context.saved_tensors
+        scale = context.scale
+        constant = (to_log_normaliser - torch.linalg.vecdot(to_mean, mean)).unsqueeze(2)  # (H, P, 1)
+        to_g = torch.zeros_like(g)
+        for rows in _rows(g.shape[1], context.rows_at_once):
+            weights = kept[0] if kept else _weights_again(g, log_normaliser, rows, scale)
+            to_g.baddbmm_(weights.mT, to_mean[:, rows])
+            to_scores = torch.baddbmm(constant[:, rows], to_mean[:, rows], g.mT).mul_(weights)
+            to_g.baddbmm_(to_scores.mT, g[:, rows], alpha=scale)
+            to_g[:, rows].baddbmm_(to_scores, g, alpha=scale)
+        return to_g, None, None
+
+
+def _rows(count: int, at_once: int) -> Iterator[slice]:
+    return (slice(start, min(count, start + at_once)) for start in range(0, count, at_once))
+
+
+def _weights_again(g: Tensor, log_normaliser: Tensor, rows: slice, scale: float) -> Tensor:
+    """The softmax of the edges of some rows, whose denominator is known by now."""
+    weights = torch.baddbmm(-log_normaliser[:, rows].unsqueeze(2), g[:, rows], g.mT, alpha=scale).exp_()
+    weights.diagonal(rows.start, dim1=1, dim2=2).fill_(0)
+    return weights
 
 
 def image_share(

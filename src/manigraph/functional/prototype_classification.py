@@ -7,6 +7,7 @@ those images are still at hand; nothing of that size is kept for the backward pa
 """
 
 import math
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -18,8 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from manigraph.functional.graph import LEAKY_SLOPE, MessageParts
 
-NUMBERS_AT_ONCE = 1 << 18
-"""How many features or logits are held at a time: 1 MB, which caches hold."""
+NUMBERS_AT_ONCE = 1 << 20
+"""How many features or logits are held at a time: 4 MB. With less, starting operations costs more than caches
+save; with more, it is the other way round."""
 NUMBERS_AT_ONCE_ON_GPU = 1 << 24
 """The same where starting an operation is dear and memory fast."""
 
@@ -73,49 +75,78 @@ class _PrototypeCrossEntropy(torch.autograd.Function):
         (B, _, P), (C, D) = share.shape, weight.shape
         rows = max(1, numbers_at_once // max(C, D))
         images_at_once, prototypes_at_once = min(B, max(1, rows // P)), min(P, rows)
-        differentiable = (without_image, of_prototypes, of_image, share, weight, bias)
+        inputs = (without_image, of_prototypes, of_image, share, weight, bias)
         wants_gradient = any(context.needs_input_grad)
-        gradients = [torch.zeros_like(tensor) for tensor in differentiable] if wants_gradient else []
-        total = without_image.new_zeros((), dtype=torch.float64)
-        space = without_image.new_empty(3, images_at_once * prototypes_at_once * D)
+        gradients = [torch.zeros_like(tensor) for tensor in inputs] if wants_gradient else []
+        # All that the loss of a node is made of: its largest logit and probability and its own logit.
+        largest, certainty, own = share.new_empty(3, B, P)
+        space = _Space(weight, images_at_once * prototypes_at_once)
         for first_image, first_prototype in product(
             range(0, B, images_at_once), range(0, P, prototypes_at_once)
         ):
             images = slice(first_image, min(B, first_image + images_at_once))
             nodes = slice(first_prototype, min(P, first_prototype + prototypes_at_once))
-            shape = (images.stop - images.start, nodes.stop - nodes.start, D)
-            features, change, back = space[:, : math.prod(shape)].unflatten(1, shape)  # (b, p, D)
-            block = MessageParts(
-                without_image[nodes], of_prototypes[:, nodes], of_image[:, images], share[images, :, nodes]
+            block, shape = (
+                _part(inputs, images, nodes),
+                (images.stop - first_image, nodes.stop - first_prototype),
             )
+            features, change, back = space.features(shape)  # (b, p, D)
+            logits, probabilities = space.logits(shape)  # (bp, C)
             _refine(features, change, block)
-            targets = classes[nodes].repeat(shape[0]).unsqueeze(1)  # (bp, 1)
-            log_probs = F.log_softmax(torch.addmm(bias, features.flatten(0, 1), weight.T), dim=1)
-            total -= log_probs.gather(1, targets).sum(dtype=torch.float64)
+            torch.addmm(bias, features.flatten(0, 1), weight.T, out=logits)
+            torch.softmax(logits, dim=1, out=probabilities)
+            targets = classes[nodes].expand(shape).reshape(-1, 1)  # (bp, 1)
+            largest[images, nodes] = logits.amax(dim=1).view(shape)
+            certainty[images, nodes] = probabilities.amax(dim=1).view(shape)
+            own[images, nodes] = logits.gather(1, targets).view(shape)
             if wants_gradient:
-                errors = log_probs.exp_()
-                errors.scatter_add_(1, targets, errors.new_full((), -1).expand_as(targets))
+                errors = probabilities.scatter_add_(1, targets, space.minus_one.expand_as(targets))
                 torch.mm(errors, weight, out=back.flatten(0, 1))
-                to_without_image, to_of_prototypes, to_of_image, to_share, to_weight, to_bias = gradients
+                *_, to_weight, to_bias = gradients
                 to_weight.addmm_(errors.T, features.flatten(0, 1))
-                to_bias += errors.sum(dim=0)
-                to_block = MessageParts(
-                    to_without_image[nodes],
-                    to_of_prototypes[:, nodes],
-                    to_of_image[:, images],
-                    to_share[images, :, nodes],
-                )
-                _add_gradients(to_block, block, features, change, back)
+                to_bias.add_(errors.sum(dim=0))
+                _add_gradients(_part(gradients, images, nodes), block, features, change, back)
         for gradient in gradients:
             gradient /= B * P
         context.save_for_backward(*gradients)
-        return (total / (B * P)).to(without_image.dtype)
+        # The largest probability is at least 1 / C: its logarithm is exact; that of the own one may not be.
+        losses = (largest - own).sub_(certainty.log_())
+        return losses.mean(dtype=torch.float64).to(weight.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         gradients = context.saved_tensors
         return (*(output_gradient * gradient for gradient in gradients), None, None)
+
+
+class _Space:
+    """Memory for one block after another; to ask the system for it each time costs as much as to fill it."""
+
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        C, D = weight.shape
+        self._features = weight.new_empty(3, rows * D)
+        self._logits = weight.new_empty(2, rows * C)
+        self._sizes = (C, D)
+        self.minus_one = weight.new_full((), -1)
+
+    def features(self, shape: tuple[int, int]) -> Tensor:
+        """Three tensors (b, p, D), as one."""
+        D = self._sizes[1]
+        return self._features[:, : math.prod(shape) * D].unflatten(1, (*shape, D))
+
+    def logits(self, shape: tuple[int, int]) -> Tensor:
+        """Two tensors (bp, C), as one."""
+        C = self._sizes[0]
+        return self._logits[:, : math.prod(shape) * C].unflatten(1, (-1, C))
+
+
+def _part(tensors: Sequence[Tensor], images: slice, nodes: slice) -> MessageParts:
+    """What some images and some prototypes have to do with it."""
+    without_image, of_prototypes, of_image, share, *_ = tensors
+    return MessageParts(
+        without_image[nodes], of_prototypes[:, nodes], of_image[:, images], share[images, :, nodes]
+    )
 
 
 def _refine(features: Tensor, change: Tensor, block: MessageParts) -> None:
@@ -132,11 +163,15 @@ def _add_gradients(
 ) -> None:
     """What a block adds, given its refined prototypes and, in `back`, what the loss sends into these."""
     torch.ops.aten.leaky_relu_backward.grad_input(back, features, LEAKY_SLOPE, True, grad_input=back)
-    to_block.without_image.add_(back.sum(dim=0))
+    of_one_image = len(back) == 1
+    to_block.without_image.add_(back[0] if of_one_image else back.sum(dim=0))
     for h in reversed(range(len(block.of_image))):  # `change` is that of the last head
         if h < len(block.of_image) - 1:
             torch.sub(block.of_image[h].unsqueeze(1), block.of_prototypes[h], out=change)
-        to_block.share[:, h].add_(change.mul_(back).sum(dim=2))
-        torch.mul(block.share[:, h].unsqueeze(2), back, out=change)
-        to_block.of_prototypes[h].sub_(change.sum(dim=0))
-        to_block.of_image[h].add_(change.sum(dim=1))
+        share = block.share[:, h]  # (b, p)
+        to_block.share[:, h] = change.mul_(back).sum(dim=2)
+        to_block.of_image[h].unsqueeze(1).baddbmm_(share.unsqueeze(1), back)
+        if of_one_image:
+            to_block.of_prototypes[h].addcmul_(share[0].unsqueeze(1), back[0], value=-1)
+        else:
+            to_block.of_prototypes[h].sub_(torch.mul(share.unsqueeze(2), back, out=change).sum(dim=0))

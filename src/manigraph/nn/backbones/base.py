@@ -63,7 +63,7 @@ def convolution(
     """Convolution, batch norm, LeakyReLU; no bias, since batch norm has one."""
     conv = nn.Conv2d(in_channels, out_channels, kernel_size, padding=padding, bias=False)
     nn.init.kaiming_normal_(conv.weight, a=LEAKY_SLOPE)
-    return [conv, nn.BatchNorm2d(out_channels), nn.LeakyReLU(LEAKY_SLOPE)]
+    return [conv, nn.BatchNorm2d(out_channels), nn.LeakyReLU(LEAKY_SLOPE, inplace=True)]
 
 
 def global_average(maps: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class MLP(Backbone):
         for before, after in itertools.pairwise(sizes):
             linear = nn.Linear(before, after, bias=False)
             nn.init.kaiming_normal_(linear.weight, a=LEAKY_SLOPE)
-            layers += [linear, nn.BatchNorm1d(after), nn.LeakyReLU(LEAKY_SLOPE), Dropout(rate)]
+            layers += [linear, nn.BatchNorm1d(after), nn.LeakyReLU(LEAKY_SLOPE, inplace=True), Dropout(rate)]
         self.layers = Layers(*layers)
 
     def forward(self, vectors: Tensor) -> Tensor:

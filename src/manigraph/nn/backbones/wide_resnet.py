@@ -33,11 +33,11 @@ class _Block(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, dropout: float) -> None:
         super().__init__()
-        self.activate = nn.Sequential(nn.BatchNorm2d(in_channels), nn.LeakyReLU(LEAKY_SLOPE))
+        self.activate = nn.Sequential(nn.BatchNorm2d(in_channels), nn.LeakyReLU(LEAKY_SLOPE, inplace=True))
         self.residual = nn.Sequential(
             _convolution(in_channels, out_channels, 3, stride),
             nn.BatchNorm2d(out_channels),
-            nn.LeakyReLU(LEAKY_SLOPE),
+            nn.LeakyReLU(LEAKY_SLOPE, inplace=True),
             Dropout(dropout),
             _convolution(out_channels, out_channels, 3, 1),
         )
@@ -70,7 +70,7 @@ class WideResNet28x2(Backbone):
             for block in range(4):
                 stride = 2 if group > 0 and block == 0 else 1
                 layers.append(_Block(before if block == 0 else after, after, stride, rate))
-        layers += [nn.BatchNorm2d(sizes[-1]), nn.LeakyReLU(LEAKY_SLOPE)]
+        layers += [nn.BatchNorm2d(sizes[-1]), nn.LeakyReLU(LEAKY_SLOPE, inplace=True)]
         self.layers = Layers(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
