@@ -149,7 +149,7 @@ def test_growth_is_measured_in_a_process_of_its_own() -> None:
 
 @pytest.mark.parametrize("setting", narrow.SETTINGS, ids=lambda setting: setting.name)
 def test_there_is_a_lean_step_for_every_narrow_network(setting: narrow.NarrowSetting) -> None:
-    assert set(narrow.contenders(setting.make_job())) == {narrow.PLAIN, "pi_vat"}
+    narrow.work_of(narrow.PLAIN, setting.make_job())
 
 
 def test_the_plain_step_is_in_the_usual_layout() -> None:
@@ -164,12 +164,11 @@ def test_the_plain_step_is_in_the_usual_layout() -> None:
         lambda module, inputs: noticed(module, inputs) if isinstance(module, torch.nn.Conv2d) else None
     )
     try:
-        work = narrow.contenders(job)
-        work[narrow.PLAIN]()
+        narrow.work_of(narrow.PLAIN, job)()
         assert seen
         assert all(seen)
         seen.clear()
-        work["pi_vat"]()
+        narrow.work_of("pi_vat", job)()
         assert not any(seen[1:4])  # of the first layers, whose kernels are not 1x1
     finally:
         hook.remove()

@@ -163,7 +163,8 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
 
         # The clean pass, and the only one that moves batch-norm running statistics.
         features = model.features(torch.cat([batch.labelled["image"], first]))
-        logits = model.classify(features, nodes)
+        embeddings = None if nodes is None else model.graph.embedding(features)
+        logits = model.classify(features, nodes, embeddings)
         labelled_logits, clean_logits = logits.split([len(batch.labels), len(first)])
         with frozen_running_statistics(model):
             predictions = self.comparison.predictions(model, logits_of, clean_logits, second, context)
@@ -174,7 +175,7 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
         }
         health = prediction_health(clean_logits, self.shard)
         if nodes is not None:
-            terms |= self.prototype_terms(features, batch.labels, nodes)
+            terms |= self.prototype_terms(features, batch.labels, nodes, embeddings)
             graph_health = self._graph_health(features, batch.labels, nodes, clean_logits)
             return StepOutput(terms, lambda: {**health(), **graph_health()})
         return StepOutput(terms, health)
@@ -194,10 +195,11 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
             model.nodes.draw(batch.class_images)
         if not graph_is_on:
             return None
-        with frozen_running_statistics(model):
-            return model.class_nodes()
+        return model.class_nodes()
 
-    def prototype_terms(self, features: Tensor, labels: Tensor, nodes: Nodes) -> dict[str, Tensor]:
+    def prototype_terms(
+        self, features: Tensor, labels: Tensor, nodes: Nodes, embeddings: Tensor | None
+    ) -> dict[str, Tensor]:
         """L_anc, L_div and L_clf,P, weighted; the anchor looks at the images of all processes."""
         config, C = self.config, self.model.num_classes
         own_features = features
@@ -220,7 +222,9 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
         spread = divergence(
             prototypes, C, margin=config.margin_divergence, reduction=config.divergence_reduction
         )
-        prototype_classification = self.model.prototype_loss(nodes, own_features, prototype_classes)
+        prototype_classification = self.model.prototype_loss(
+            nodes, own_features, prototype_classes, embeddings
+        )
         return {
             "anchor": config.anchor_weight * anchor,
             "divergence": config.divergence_weight * spread,

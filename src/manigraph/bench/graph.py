@@ -59,8 +59,9 @@ def our_loss(case: GraphCase) -> Tensor:
     """Classification of the refined images, and all losses of the prototypes."""
     model = case.method.model
     nodes = model.class_nodes()
-    logits = model.classify(case.features, nodes)
-    terms = case.method.prototype_terms(case.features, case.labels, nodes)
+    embeddings = model.graph.embedding(case.features)
+    logits = model.classify(case.features, nodes, embeddings)
+    terms = case.method.prototype_terms(case.features, case.labels, nodes, embeddings)
     return F.cross_entropy(logits[:LABELLED], case.labels) + torch.stack(list(terms.values())).sum()
 
 

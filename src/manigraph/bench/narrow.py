@@ -1,9 +1,12 @@
 """Narrow networks, which most first users will run on a CPU: a step of ours against a plain eager one.
 
 The plain step is the lean one of `lean.py` on weights and images in torch's usual layout (NCHW), with torch's
-own dropout and activations that keep what went in.
+own dropout and activations that keep what went in. Each step has a process of its own, of which only ours
+keeps its freed memory, as training does. `python -m manigraph.bench.narrow SETTING CONTENDER` is such a
+process.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -13,12 +16,14 @@ from torch import Tensor, nn
 from manigraph.bench.lean import lean_step
 from manigraph.bench.settings import TINY, NetworkSetting
 from manigraph.bench.turns import Patience, Ratio, Target, Work, ratio_of, take_turns
+from manigraph.bench.workers import in_processes, serve
 from manigraph.build import Job, build
 from manigraph.catalogue import RECIPES
 from manigraph.contract import Batch
 from manigraph.nn.dropout import Dropout
 from manigraph.recipes.measured import finish
 from manigraph.training.execution import Execution
+from manigraph.training.memory import keep_freed_memory
 
 TARGET = Target("at most", 0.75)
 PLAIN = "a plain eager step, NCHW"
@@ -41,7 +46,9 @@ def _digits_job() -> Job:
     return build(config, execution=Execution(device="cpu"))
 
 
+QUICK = NarrowSetting(TINY.name, lambda: TINY.job(ALGORITHM))
 SETTINGS = (
+    QUICK,
     NarrowSetting("digits CNN, 32 + 128 images of 8x8", _digits_job),
     *(
         NarrowSetting(network.name, lambda network=network: network.job(ALGORITHM))  # type: ignore[misc]
@@ -50,21 +57,21 @@ SETTINGS = (
 )
 
 
-def contenders(job: Job) -> dict[str, Work]:
-    """The plain step and ours, on the same batch again and again."""
-    plain, trainer, batch = lean_step(job), job.trainer, next(job.batches)
-    make_plain(plain.modules)
-    usual = _contiguous(batch)
+def work_of(contender: str, job: Job) -> Work:
+    """The plain step or ours, on the same batch again and again."""
+    trainer, batch = job.trainer, next(job.batches)
+    if contender == PLAIN:
+        plain, usual = lean_step(job), _contiguous(batch)
+        make_plain(plain.modules)
 
-    def plain_work() -> None:
-        plain(usual)
+    def work() -> None:
+        if contender == PLAIN:
+            plain(usual)
+        else:
+            trainer.train_step(batch)
         finish(trainer.device)
 
-    def our_work() -> None:
-        trainer.train_step(batch)
-        finish(trainer.device)
-
-    return {PLAIN: plain_work, ALGORITHM: our_work}
+    return work
 
 
 def make_plain(module: nn.Module) -> None:
@@ -90,16 +97,23 @@ def _contiguous(batch: Batch) -> Batch:
 
 def run_narrow_benchmark(scale: float, tell: Callable[[str], None]) -> list[Ratio]:
     """All settings; below scale 1 a tiny network."""
-    settings = SETTINGS if scale >= 1 else (NarrowSetting(TINY.name, lambda: TINY.job(ALGORITHM)),)
     ratios = []
-    for setting in settings:
-        with torch.random.fork_rng():
-            work = contenders(setting.make_job())
+    for number, setting in enumerate(SETTINGS):
+        if (setting is QUICK) == (scale >= 1):
+            continue
+        processes = {contender: (str(number), contender) for contender in (PLAIN, ALGORITHM)}
+        with in_processes(__name__, processes) as contenders:
             patience = Patience().scaled(scale)
-            seconds = take_turns(work, patience, _telling(tell, setting.name))
+            seconds = take_turns(contenders, patience, _telling(tell, setting.name))
         ratios.append(ratio_of(seconds, ALGORITHM, PLAIN, setting=setting.name, target=TARGET))
     return ratios
 
 
 def _telling(tell: Callable[[str], None], setting: str) -> Callable[[int], None]:
     return lambda rounds: tell(f"narrow, {setting}: round {rounds}")
+
+
+if __name__ == "__main__":
+    if sys.argv[2] != PLAIN:
+        keep_freed_memory()
+    serve(work_of(sys.argv[2], SETTINGS[int(sys.argv[1])].make_job()))

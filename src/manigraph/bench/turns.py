@@ -30,6 +30,8 @@ class Patience:
     """With the warm-up."""
     warm_up: int = 2
     """Rounds that pay for memory and kernels, and are not counted."""
+    least_turn: float = 0.25
+    """Seconds that a turn lasts at least; work that takes less is done several times in a turn."""
 
     def scaled(self, scale: float) -> "Patience":
         """Shorter, for a quick look, or longer."""
@@ -39,6 +41,7 @@ class Patience:
             most_rounds=max(1, round(scale * self.most_rounds)),
             most_seconds=scale * self.most_seconds,
             warm_up=self.warm_up if scale >= 1 else 1,
+            least_turn=min(1.0, scale) * self.least_turn,
         )
 
 
@@ -84,14 +87,20 @@ def take_turns(
     """Seconds of each contender in each round, until the ratios of all to the first are known well enough."""
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    repeats = 1
     began = time.perf_counter()
     for turn in range(-patience.warm_up, patience.most_rounds):
+        shortest = math.inf
         for name in names if turn % 2 == 0 else reversed(names):
             start = time.perf_counter()
-            contenders[name]()
-            took = time.perf_counter() - start
+            for _ in range(repeats):
+                contenders[name]()
+            took = (time.perf_counter() - start) / repeats
+            shortest = min(shortest, took)
             if turn >= 0:
                 seconds[name].append(took)
+        if turn < 0:
+            repeats = max(1, math.ceil(patience.least_turn / max(shortest, 1e-3)))
         on_round(max(0, turn + 1))
         if turn + 1 < patience.least_rounds:
             continue

@@ -110,8 +110,8 @@ class _PrototypeCrossEntropy(torch.autograd.Function):
             gradient /= B * P
         context.save_for_backward(*gradients)
         # The largest probability is at least 1 / C: its logarithm is exact; that of the own one may not be.
-        losses = (largest - own).sub_(certainty.log_())
-        return losses.mean(dtype=torch.float64).to(weight.dtype)
+        loss: Tensor = (largest - own).sub_(certainty.log_()).mean(dtype=torch.float64)
+        return loss.to(weight.dtype)
 
     @staticmethod
     @once_differentiable
@@ -133,12 +133,12 @@ class _Space:
     def features(self, shape: tuple[int, int]) -> Tensor:
         """Three tensors (b, p, D), as one."""
         D = self._sizes[1]
-        return self._features[:, : math.prod(shape) * D].unflatten(1, (*shape, D))
+        return self._features[:, : math.prod(shape) * D].view(3, *shape, D)
 
     def logits(self, shape: tuple[int, int]) -> Tensor:
         """Two tensors (bp, C), as one."""
         C = self._sizes[0]
-        return self._logits[:, : math.prod(shape) * C].unflatten(1, (-1, C))
+        return self._logits[:, : math.prod(shape) * C].view(2, -1, C)
 
 
 def _part(tensors: Sequence[Tensor], images: slice, nodes: slice) -> MessageParts:

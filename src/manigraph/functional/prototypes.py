@@ -3,13 +3,13 @@
 A *member* is an image or a prototype together with a class. All similarities are cosines.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 NUMBERS_AT_ONCE = 1 << 22
 """Similarities of members and centres that are sorted at a time: 32 MB in float64."""
@@ -84,44 +84,66 @@ def triplet_sum(
     Σ_{k: n_k > t_j} (n_k - t_j)² = S2 - 2 t_j S1 + N t_j², where N, S1 and S2 are the number, sum
     and sum of squares of the non-members above t_j: differences of running sums over the sorted n.
     O(C·N log N) instead of O(N²). The running sums are float64, because the three parts cancel.
+    Differentiable once.
 
     Args:
         similarity: Cosine of every member with every centre.
         classes: Class of every member.
         margin: As of `anchor_angle`.
         numbers_at_once: Where there are more similarities than this, a few centres at a time are looked at,
-            and once more in the backward pass, so that the sorted ones are never all in memory.
+            so that the sorted ones are never all in memory.
     """
-    num_members, num_classes = similarity.shape
-    centres_at_once = max(1, numbers_at_once // num_members)
-    if centres_at_once >= num_classes:
-        return TripletSum(*_triplets_of_centres(similarity, classes, margin))
-    parts = [
-        checkpoint(
-            _triplets_of_centres,
-            similarity[:, start : start + centres_at_once],
-            classes - start,
-            margin,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
-        for start in range(0, num_classes, centres_at_once)
-    ]
-    totals, numbers = zip(*parts, strict=True)
-    return TripletSum(torch.stack(totals).sum(), torch.stack(numbers).sum())
+    total, number = _TripletSum.apply(similarity, classes, margin, numbers_at_once)  # type: ignore[no-untyped-call]
+    return TripletSum(total, number)
 
 
-def _triplets_of_centres(similarity: Tensor, classes: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """Sum and number for a few centres; members of other classes than theirs have another number."""
+class _TripletSum(torch.autograd.Function):
+    """The gradient is found in the forward pass, where the sorted similarities are at hand."""
+
+    @staticmethod
+    def forward(
+        context: Any, similarity: Tensor, classes: Tensor, margin: float, numbers_at_once: int
+    ) -> tuple[Tensor, Tensor]:
+        num_members, num_classes = similarity.shape
+        centres_at_once = max(1, numbers_at_once // num_members)
+        gradient = torch.empty_like(similarity)
+        total = similarity.new_zeros((), dtype=torch.float64)
+        number = classes.new_zeros(())
+        for start in range(0, num_classes, centres_at_once):
+            own = slice(start, start + centres_at_once)
+            part = _triplets_of_centres(similarity[:, own], classes - start, margin)
+            total += part.total
+            number += part.number
+            gradient[:, own] = part.gradient.T
+        context.save_for_backward(gradient)
+        context.mark_non_differentiable(number)
+        return total, number
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, output_gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = context.saved_tensors
+        return gradient * output_gradient.to(gradient.dtype), None, None, None
+
+
+class _Triplets(NamedTuple):
+    """Of a few centres."""
+
+    total: Tensor
+    number: Tensor
+    gradient: Tensor
+    """(c, N), of the total with respect to the similarities."""
+
+
+def _triplets_of_centres(similarity: Tensor, classes: Tensor, margin: float) -> _Triplets:
+    """Sum, number and gradient for a few centres; other classes have numbers that are not theirs."""
     num_members, num_centres = similarity.shape
-    by_centre = similarity.double().T  # (c, N)
+    by_centre = similarity.double().T.contiguous()  # (c, N)
     is_member = classes == torch.arange(num_centres, device=classes.device).unsqueeze(1)  # (c, N)
 
     # Members sort to the front of their own centre's row, where no threshold can reach them.
     others, _ = by_centre.masked_fill(is_member, -torch.inf).sort(dim=1)  # (c, N), ascending
-    values = others.masked_fill(others.isinf(), 0)
-    running_sum = F.pad(values.cumsum(dim=1), (1, 0))  # (c, N + 1)
-    running_square = F.pad(values.square().cumsum(dim=1), (1, 0))
+    sum_up_to, square_up_to = _running_sums(others), _running_sums(others, power=2)
 
     # One threshold per member, in the row of its own class. Members of one class are laid side by
     # side so that one call finds all positions.
@@ -131,15 +153,26 @@ def _triplets_of_centres(similarity: Tensor, classes: Tensor, margin: float) -> 
     sizes = torch.bincount(row, minlength=num_centres)  # (c,)
     column = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row]
     threshold = by_centre[row, order] - margin
-    grid = threshold.new_zeros(num_centres, int(sizes.max()))
-    grid[row, column] = threshold.detach()
-    position = torch.searchsorted(others.detach(), grid, right=True)[row, column]
+    grid = threshold.new_full((num_centres, int(sizes.max())), torch.inf)
+    grid[row, column] = threshold
+    position = torch.searchsorted(others, grid, right=True)[row, column]
 
     above = num_members - position
-    sum_above = running_sum[row, -1] - running_sum[row, position]
-    square_above = running_square[row, -1] - running_square[row, position]
+    sum_above = sum_up_to[row, -1] - sum_up_to[row, position]
+    square_above = square_up_to[row, -1] - square_up_to[row, position]
     terms = square_above - 2 * threshold * sum_above + above * threshold.square()
-    return terms.sum(), above.sum()
+
+    # A non-member is pushed away from every threshold below it, a member from every non-member above its own.
+    thresholds, _ = grid.sort(dim=1)
+    below = torch.searchsorted(thresholds, by_centre)  # (c, N)
+    gradient = 2 * (below * by_centre - _running_sums(thresholds).gather(1, below))
+    gradient[row, order] = 2 * (above * threshold - sum_above)
+    return _Triplets(terms.sum(), above.sum(), gradient)
+
+
+def _running_sums(ordered: Tensor, power: int = 1) -> Tensor:
+    """Sums of the first 0, 1, ... numbers of each row, in which infinite ones do not count."""
+    return F.pad(ordered.masked_fill(ordered.isinf(), 0).pow(power).cumsum(dim=1), (1, 0))
 
 
 def anchor_boundary(

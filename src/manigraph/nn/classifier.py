@@ -83,9 +83,22 @@ class GraphClassifier(Classifier):
             prototypes = self.nodes()
         return Nodes(prototypes, self.graph.embedding(prototypes))
 
-    def classify(self, features: Float[Tensor, "B D"], nodes: Nodes | None) -> Float[Tensor, "B C"]:
-        """Logits from features: refined through the graph if there are nodes, else raw."""
-        logits: Tensor = self.linear(self._refined(features, nodes))
+    def classify(
+        self,
+        features: Float[Tensor, "B D"],
+        nodes: Nodes | None,
+        embeddings: Float[Tensor, "B H E"] | None = None,
+    ) -> Float[Tensor, "B C"]:
+        """Logits from features: refined through the graph if there are nodes, else raw.
+
+        Args:
+            features: Of the images.
+            nodes: The class nodes.
+            embeddings: The graph's embeddings of these features, where they are known.
+        """
+        if nodes is not None:
+            features = self.graph.refine_images(features, nodes.embeddings, embeddings)
+        logits: Tensor = self.linear(features)
         return logits
 
     def prototype_logits(self, nodes: Nodes, features: Float[Tensor, "B D"]) -> Float[Tensor, "G P C"]:
@@ -96,20 +109,33 @@ class GraphClassifier(Classifier):
         return logits
 
     def prototype_loss(
-        self, nodes: Nodes, features: Float[Tensor, "B D"], classes: Int[Tensor, " P"]
+        self,
+        nodes: Nodes,
+        features: Float[Tensor, "B D"],
+        classes: Int[Tensor, " P"],
+        embeddings: Float[Tensor, "B H E"] | None = None,
     ) -> Float[Tensor, ""]:
-        """L_clf,P: cross-entropy of the refined prototypes, mean over all graphs of the batch."""
+        """L_clf,P: cross-entropy of the refined prototypes, mean over all graphs of the batch.
+
+        Args:
+            nodes: The class nodes.
+            features: Of the images.
+            classes: Of the prototypes.
+            embeddings: The graph's embeddings of these features, where they are known.
+        """
         if self.graph.prototype_update == "per_image":
-            parts = self.graph.message_parts(nodes.prototypes, nodes.embeddings, features)
+            g = self.graph.embedding(features) if embeddings is None else embeddings
+            parts = self.graph.message_parts(nodes.prototypes, nodes.embeddings, g)
             return prototype_cross_entropy(parts, self.linear.weight, self.linear.bias, classes)
         return F.cross_entropy(self.prototype_logits(nodes, features).squeeze(0), classes)
 
     def final_features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
-        nodes = self.class_nodes() if self.graph_is_on else None
-        return self._refined(self.features(images), nodes)
-
-    def _refined(self, features: Tensor, nodes: Nodes | None) -> Tensor:
-        return features if nodes is None else self.graph.refine_images(features, nodes.embeddings)
+        features = self.features(images)
+        return (
+            self.graph.refine_images(features, self.class_nodes().embeddings)
+            if self.graph_is_on
+            else features
+        )
 
     def frozen(self) -> "FrozenGraphClassifier":
         """The model to predict with: nodes as constants, generator left out, mode as it is."""

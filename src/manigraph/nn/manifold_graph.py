@@ -66,10 +66,19 @@ class ManifoldGraph(nn.Module):
         return attention_weights(image_embeddings, prototype_embeddings, scale=self.scale)
 
     def refine_images(
-        self, features: Float[Tensor, "B D"], prototype_embeddings: Float[Tensor, "P H E"]
+        self,
+        features: Float[Tensor, "B D"],
+        prototype_embeddings: Float[Tensor, "P H E"],
+        embeddings: Float[Tensor, "B H E"] | None = None,
     ) -> Float[Tensor, "B D"]:
-        """f̂ of the image node of each graph. Depends on that image and the prototypes only."""
-        g = self.embedding(features)
+        """f̂ of the image node of each graph. Depends on that image and the prototypes only.
+
+        Args:
+            features: f.
+            prototype_embeddings: g of the prototypes.
+            embeddings: g of the images, where it is known.
+        """
+        g = self.embedding(features) if embeddings is None else embeddings
         # In mixed precision the nodes are half precision, but VAT's power step is float32.
         context = image_context(g, prototype_embeddings.to(g.dtype), scale=self.scale)
         return refine(features, g, context, self.message.weight, self.message.bias)
@@ -78,12 +87,11 @@ class ManifoldGraph(nn.Module):
         self,
         prototypes: Float[Tensor, "P D"],
         prototype_embeddings: Float[Tensor, "P H E"],
-        features: Float[Tensor, "B D"],
+        embeddings: Float[Tensor, "B H E"],
     ) -> MessageParts:
-        """What refined prototypes in the graphs of these images are made of."""
-        g = self.embedding(features)
+        """What refined prototypes in the graphs of the images with these embeddings are made of."""
         weight, bias = self.message.weight, self.message.bias
-        return message_parts(prototypes, prototype_embeddings, g, weight, bias, scale=self.scale)
+        return message_parts(prototypes, prototype_embeddings, embeddings, weight, bias, scale=self.scale)
 
     def refine_prototypes(
         self,

@@ -21,6 +21,8 @@ class Execution:
     """Machines that train together."""
     threads: int = 0
     """Threads of each process on a CPU; 0 means as many as torch finds right."""
+    keep_memory: bool = True
+    """Keep freed memory for the next step instead of giving it back to the system, which costs time."""
     checkpoint_minutes: float = 5.0
     """Time between two checkpoints; 0 writes one only when the run is interrupted."""
     recompute: bool = False

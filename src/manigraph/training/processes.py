@@ -26,6 +26,7 @@ from manigraph.contract import Batch, StepContext, StepOutput
 from manigraph.errors import ProcessLostError, UserError
 from manigraph.sharding import ALONE, Shard
 from manigraph.training.execution import Execution, choose_device
+from manigraph.training.memory import keep_freed_memory
 
 Step = Callable[[Batch, StepContext], StepOutput]
 
@@ -184,6 +185,8 @@ def start_processes(execution: Execution) -> Processes:
     """
     if execution.threads:
         torch.set_num_threads(execution.threads)
+    if execution.keep_memory:
+        keep_freed_memory()
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
