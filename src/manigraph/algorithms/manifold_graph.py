@@ -209,10 +209,10 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
         prototype_classes = torch.arange(C, device=labels.device).repeat_interleave(
             config.prototypes_per_class
         )
-        pseudo_labels = nearest_centre(features[len(labels) :], centres)
-        members = torch.cat([features, prototypes])
+        similarity = cosine_similarity(torch.cat([features, prototypes]), centres)
+        # What `nearest_centre` says, from cosines that are there already.
+        pseudo_labels = similarity.detach()[len(labels) : len(features)].argmax(dim=1)
         classes = torch.cat([labels, pseudo_labels, prototype_classes])
-        similarity = cosine_similarity(members, centres)
 
         anchor = (
             anchor_magnitude(centres, features, margin=config.margin_length)

@@ -58,7 +58,8 @@ def attention_weights(
 
     The image's own edge is left out, so only prototypes remain and no mask is needed.
     """
-    return F.softmax(scale * _scores(image_embeddings, prototype_embeddings), dim=2)
+    scores = _scores(image_embeddings, prototype_embeddings, scale)  # (H, B, P)
+    return F.softmax(scores, dim=2).transpose(0, 1)
 
 
 def own_class_attention(
@@ -90,7 +91,7 @@ def image_context(
 ) -> Float[Tensor, "B H E"]:
     """Σ_p w_bp g_p: what an image hears from the prototypes."""
     weights = attention_weights(image_embeddings, prototype_embeddings, scale=scale)  # (B, H, P)
-    return torch.einsum("bhp,phe->bhe", weights, prototype_embeddings)
+    return torch.bmm(weights.transpose(0, 1), prototype_embeddings.transpose(0, 1)).transpose(0, 1)
 
 
 def prototype_context(
@@ -175,8 +176,8 @@ def image_share(
     scale: float = 1.0,
 ) -> Float[Tensor, "B H P"]:
     """α_bp = sigmoid(s_bp - z_p): the weight of image b in prototype p's row of its graph."""
-    scores = scale * _scores(image_embeddings, prototype_embeddings)  # (B, H, P)
-    return torch.sigmoid(scores - log_normaliser.T)
+    scores = _scores(image_embeddings, prototype_embeddings, scale)  # (H, B, P)
+    return torch.sigmoid(scores - log_normaliser.T.unsqueeze(1)).transpose(0, 1)
 
 
 def refine(
@@ -190,8 +191,10 @@ def refine(
 
     The F = 2·H·E inputs of φ2 are all heads of g, then all heads of the context.
     """
-    inputs = torch.cat([embeddings.flatten(1), context.flatten(1)], dim=1)  # (N, 2HE)
-    return F.leaky_relu(features + F.linear(inputs, weight, bias), LEAKY_SLOPE)
+    own_weight, context_weight = weight.chunk(2, dim=1)
+    own = F.linear(embeddings.flatten(1), own_weight, bias)  # (N, D)
+    message = torch.addmm(own, context.flatten(1), context_weight.T)
+    return F.leaky_relu(features + message, LEAKY_SLOPE)
 
 
 def refine_prototypes(
@@ -231,12 +234,15 @@ def message_parts(
     log_normaliser, mean = prototype_context(prototype_embeddings, scale=scale)
     share = image_share(image_embeddings, prototype_embeddings, log_normaliser, scale=scale)
     own_weight, context_weight = weight.split(H * E, dim=1)
-    context_weight = context_weight.unflatten(1, (H, E))  # (D, H, E)
+    context_weight = context_weight.unflatten(1, (H, E)).permute(1, 2, 0)  # (H, E, D)
     own = prototypes + F.linear(prototype_embeddings.flatten(1), own_weight, bias)  # (P, D)
-    of_prototypes = torch.einsum("phe,dhe->hpd", mean, context_weight)
-    of_image = torch.einsum("bhe,dhe->hbd", image_embeddings, context_weight)
+    # Batched products as they are: `einsum` would copy what it is given into its own order.
+    of_prototypes = torch.bmm(mean.transpose(0, 1), context_weight)
+    of_image = torch.bmm(image_embeddings.transpose(0, 1), context_weight)
     return MessageParts(own + of_prototypes.sum(dim=0), of_prototypes, of_image, share)
 
 
-def _scores(image_embeddings: Tensor, prototype_embeddings: Tensor) -> Tensor:
-    return torch.einsum("bhe,phe->bhp", image_embeddings, prototype_embeddings)
+def _scores(image_embeddings: Tensor, prototype_embeddings: Tensor, scale: float) -> Tensor:
+    """Scale · g_b·g_p, (H, B, P)."""
+    scores = torch.bmm(image_embeddings.transpose(0, 1), prototype_embeddings.permute(1, 2, 0))
+    return scores if scale == 1 else scale * scores

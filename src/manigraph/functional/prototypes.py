@@ -26,7 +26,8 @@ def cosine_similarity(
     first: Float[Tensor, "... N D"], second: Float[Tensor, "... M D"]
 ) -> Float[Tensor, "... N M"]:
     """S: the cosine of the angle between each pair of rows."""
-    return F.normalize(first, dim=-1) @ F.normalize(second, dim=-1).mT
+    unit = F.normalize(first, dim=-1)
+    return unit @ (unit if second is first else F.normalize(second, dim=-1)).mT
 
 
 def nearest_centre(features: Float[Tensor, "B D"], centres: Float[Tensor, "C D"]) -> Int[Tensor, " B"]:
