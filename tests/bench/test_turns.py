@@ -103,6 +103,19 @@ def test_rounds_that_warm_up_are_not_counted(clock: Clock) -> None:
     assert race.rounds == [0, 0, 1, 2, 3]
 
 
+def test_short_work_is_done_several_times_in_a_turn(clock: Clock) -> None:
+    race = Race(clock, {"a": always(0.1), "b": always(0.3)})
+    seconds = race.run(Patience(least_rounds=2, most_rounds=2, warm_up=1, least_turn=0.25))
+    assert race.calls == ["b", "a", *3 * ["a"], *3 * ["b"], *3 * ["b"], *3 * ["a"]]
+    assert seconds == {"a": pytest.approx([0.1, 0.1]), "b": pytest.approx([0.3, 0.3])}
+
+
+def test_long_work_is_done_once_in_a_turn(clock: Clock) -> None:
+    race = Race(clock, {"a": always(0.25), "b": always(9)})
+    race.run(Patience(least_rounds=1, most_rounds=1, warm_up=1, least_turn=0.25))
+    assert race.calls == ["b", "a", "a", "b"]
+
+
 def test_it_stops_when_all_ratios_are_settled(clock: Clock) -> None:
     race = Race(clock, {"a": always(1), "b": always(2), "c": always(3)})
     seconds = race.run(Patience(least_rounds=7, most_rounds=30, warm_up=1))
