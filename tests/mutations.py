@@ -449,16 +449,26 @@ MUTATIONS = [
     Mutation(
         "anchor on detached features",
         GRAPH,
-        "members = torch.cat([features, prototypes])",
-        "members = torch.cat([features.detach(), prototypes])",
+        "cosine_similarity(torch.cat([features, prototypes]), centres)",
+        "cosine_similarity(torch.cat([features.detach(), prototypes]), centres)",
     ),
     Mutation(
         "anchor on images only",
         GRAPH,
-        "classes = torch.cat([labels, pseudo_labels, prototype_classes])\n"
-        "        similarity = cosine_similarity(members, centres)",
-        "classes = torch.cat([labels, pseudo_labels])\n"
-        "        similarity = cosine_similarity(features, centres)",
+        "classes = torch.cat([labels, pseudo_labels, prototype_classes])",
+        "classes = torch.cat([labels, pseudo_labels])\n        similarity = similarity[: len(features)]",
+    ),
+    Mutation(
+        "pseudo-labels of the labelled images for the others",
+        GRAPH,
+        "[len(labels) : len(features)].argmax(dim=1)",
+        "[: len(features) - len(labels)].argmax(dim=1)",
+    ),
+    Mutation(
+        "embeddings of the clean pass detached",
+        GRAPH,
+        "else model.graph.embedding(features)\n",
+        "else model.graph.embedding(features.detach())\n",
     ),
     Mutation(
         "pseudo-labels instead of labels",
@@ -521,7 +531,12 @@ MUTATIONS = [
         "(relative_length - 1).abs()",
     ),
     Mutation("magnitude: not squared", PROTOTYPES, "return excess.square().mean()", "return excess.mean()"),
-    Mutation("angle: sorted the wrong way", PROTOTYPES, ".sort(dim=1)", ".sort(dim=1, descending=True)"),
+    Mutation(
+        "angle: sorted the wrong way",
+        PROTOTYPES,
+        "-torch.inf).sort(dim=1)",
+        "-torch.inf).sort(dim=1, descending=True)",
+    ),
     Mutation("angle: ties counted", PROTOTYPES, "right=True", "right=False"),
     Mutation("angle: sums in float32", PROTOTYPES, "similarity.double().T", "similarity.float().T"),
     Mutation(
@@ -544,9 +559,14 @@ MUTATIONS = [
         "angle in parts",
         PROTOTYPES,
         ("tests/functional/test_anchor_angle.py",),
-        ("members of other centres", "            classes - start,\n", "            classes,\n"),
-        ("numbers of one part", "torch.stack(numbers).sum()", "numbers[0]"),
-        ("sum of one part", "torch.stack(totals).sum()", "totals[0]"),
+        ("members of other centres", "classes - start, margin", "classes, margin"),
+        ("numbers of one part", "number += part.number", "number = part.number"),
+        ("sum of one part", "total += part.total", "total = part.total"),
+        (
+            "gradient of the first part only",
+            "gradient[:, own] = part.gradient.T",
+            "gradient[:, own] = part.gradient.T if start == 0 else 0",
+        ),
         (
             "the last centres left out",
             "range(0, num_classes, centres_at_once)",
@@ -556,6 +576,44 @@ MUTATIONS = [
             "members of no centre of the part not left out",
             "    order = order[is_member.any(dim=0)[order]]\n    row = classes[order]\n",
             "    row = classes[order].clamp(0, num_centres - 1)\n",
+        ),
+    ),
+    *group(
+        "triplets",
+        PROTOTYPES,
+        ("tests/functional/test_anchor_angle.py",),
+        (
+            "no gradient of non-members",
+            "2 * (below * by_centre - _running_sums(thresholds).gather(1, below))",
+            "torch.zeros_like(by_centre)",
+        ),
+        ("no gradient of members", "2 * (above * threshold - sum_above)", "0"),
+        (
+            "members pushed away like non-members",
+            "    gradient[row, order] = 2 * (above * threshold - sum_above)\n",
+            "",
+        ),
+        (
+            "gradient of members turned round",
+            "(above * threshold - sum_above)",
+            "(sum_above - above * threshold)",
+        ),
+        ("thresholds not sorted for the gradient", "thresholds, _ = grid.sort(dim=1)", "thresholds = grid"),
+        (
+            "members that are not there have a threshold",
+            "threshold.new_full((num_centres, int(sizes.max())), torch.inf)",
+            "threshold.new_zeros((num_centres, int(sizes.max())))",
+        ),
+        (
+            "non-members pushed away from thresholds above them",
+            "torch.searchsorted(thresholds, by_centre)",
+            "sizes.unsqueeze(1) - torch.searchsorted(thresholds, by_centre)",
+        ),
+        ("squares not squared", ".pow(power).cumsum(dim=1)", ".cumsum(dim=1)"),
+        (
+            "factor on the loss not on the gradient",
+            "gradient * output_gradient.to(gradient.dtype), None",
+            "gradient, None",
         ),
     ),
     Mutation(
@@ -607,38 +665,118 @@ MUTATIONS = [
     Mutation(
         "graph: self edge not masked",
         EDGES,
-        "scores = scores.masked_fill(self_edge.unsqueeze(1), -torch.inf)",
-        "scores = scores + 0 * self_edge.unsqueeze(1)",
+        "            scores.diagonal(rows.start, dim1=1, dim2=2).fill_(-torch.inf)\n",
+        "",
+    ),
+    Mutation(
+        "graph: scale left off the edges among prototypes",
+        EDGES,
+        "torch.bmm(g[:, rows], g.mT).mul_(scale)",
+        "torch.bmm(g[:, rows], g.mT)",
     ),
     *group(
         "graph in parts",
         EDGES,
         ("tests/functional/test_graph.py",),
-        (
-            "self edges of the first part in all",
-            "            start,\n            scale,\n",
-            "            0,\n            scale,\n",
-        ),
+        ("self edges of the first part in all", "scores.diagonal(rows.start,", "scores.diagonal(0,"),
         (
             "the last prototypes left out",
-            "range(0, P, rows_at_once)",
-            "range(0, P - rows_at_once + 1, rows_at_once)",
+            "range(0, count, at_once)",
+            "range(0, max(1, count - at_once + 1), at_once)",
         ),
         (
             "only the prototypes of the part heard",
-            "            prototype_embeddings,\n            start,\n",
-            "            prototype_embeddings[: start + rows_at_once],\n            start,\n",
+            "mul_(scale)  # (H, r, P)\n",
+            "mul_(scale)  # (H, r, P)\n            scores[:, :, rows.stop :] = -torch.inf\n",
         ),
         (
             "scale ignored",
-            "            start,\n            scale,\n",
-            "            start,\n            1.0,\n",
+            "_weights_again(g, log_normaliser, rows, scale)\n",
+            "_weights_again(g, log_normaliser, rows, 1.0)\n",
+        ),
+        (
+            "self edge not masked in the backward pass",
+            "    weights.diagonal(rows.start, dim1=1, dim2=2).fill_(0)\n",
+            "",
+        ),
+        (
+            "self edges of the first part in all of the backward pass",
+            "weights.diagonal(rows.start,",
+            "weights.diagonal(0,",
         ),
     ),
-    Mutation(
-        "graph: α without z_p", EDGES, "torch.sigmoid(scores - log_normaliser.T)", "torch.sigmoid(scores)"
+    *group(
+        "graph's gradient",
+        EDGES,
+        ("tests/functional/test_graph.py",),
+        (
+            "not of what is averaged",
+            "                to_g.baddbmm_(weights.mT, to_mean[:, rows])\n",
+            "",
+        ),
+        (
+            "not of who is heard",
+            "                to_g.baddbmm_(to_scores.mT, g[:, rows], alpha=scale)\n",
+            "",
+        ),
+        (
+            "not of who hears",
+            "                to_g[:, rows].baddbmm_(to_scores, g, alpha=scale)\n",
+            "",
+        ),
+        (
+            "neither of z_p nor of the mean",
+            "torch.baddbmm(constant[:, rows], to_mean[:, rows], g.mT)",
+            "torch.bmm(to_mean[:, rows], g.mT)",
+        ),
+        (
+            "not of z_p",
+            "(to_log_normaliser - torch.linalg.vecdot(to_mean, mean))",
+            "(-torch.linalg.vecdot(to_mean, mean))",
+        ),
+        (
+            "not through the mean in each weight",
+            "(to_log_normaliser - torch.linalg.vecdot(to_mean, mean))",
+            "to_log_normaliser",
+        ),
+        ("not times the weights", "to_mean[:, rows], g.mT).mul_(weights)", "to_mean[:, rows], g.mT)"),
+        (
+            "scale left off who is heard",
+            "(to_scores.mT, g[:, rows], alpha=scale)",
+            "(to_scores.mT, g[:, rows])",
+        ),
+        ("scale left off who hears", "(to_scores, g, alpha=scale)", "(to_scores, g)"),
     ),
-    Mutation("graph: scale left off α", EDGES, "scores = scale * _scores(image", "scores = _scores(image"),
+    Mutation(
+        "graph: z_p without its largest weight",
+        EDGES,
+        "scores.amax(dim=2) - weights.amax(dim=2).log_()",
+        "scores.amax(dim=2)",
+    ),
+    Mutation(
+        "graph: edges among prototypes under autocast",
+        EDGES,
+        "with torch.autocast(g.device.type, enabled=False):\n        # Sums",
+        NO_CONTEXT + "\n        # Sums",
+    ),
+    Mutation(
+        "graph: edges among prototypes in half precision",
+        EDGES,
+        "g.to(torch.promote_types(g.dtype, torch.float32))",
+        "g",
+    ),
+    Mutation(
+        "graph: α without z_p",
+        EDGES,
+        "torch.sigmoid(scores - log_normaliser.T.unsqueeze(1))",
+        "torch.sigmoid(scores)",
+    ),
+    Mutation(
+        "graph: scale left off α",
+        EDGES,
+        "scale)  # (H, B, P)\n    return torch.sigmoid",
+        "1.0)  # (H, B, P)\n    return torch.sigmoid",
+    ),
     Mutation(
         "graph: image not in the prototypes' rows",
         EDGES,
@@ -660,15 +798,15 @@ MUTATIONS = [
     Mutation(
         "graph: residual forgotten",
         EDGES,
-        "F.leaky_relu(features + F.linear(inputs",
-        "F.leaky_relu(F.linear(inputs",
+        "F.leaky_relu(features + message,",
+        "F.leaky_relu(message,",
     ),
     Mutation("graph: slope 0.01", EDGES, "LEAKY_SLOPE = 0.1", "LEAKY_SLOPE = 0.01"),
     Mutation(
         "graph: message halves exchanged",
         EDGES,
-        "[embeddings.flatten(1), context.flatten(1)]",
-        "[context.flatten(1), embeddings.flatten(1)]",
+        "own_weight, context_weight = weight.chunk(2, dim=1)",
+        "context_weight, own_weight = weight.chunk(2, dim=1)",
     ),
     # The classification of all refined prototypes, which computes its own gradient
     *group(
@@ -677,7 +815,7 @@ MUTATIONS = [
         ("tests/functional/test_prototype_classification.py",),
         (
             "no gradient of what is without the image",
-            "    to_block.without_image.add_(back.sum(dim=0))\n",
+            "    to_block.without_image.add_(back[0] if of_one_image else back.sum(dim=0))\n",
             "",
         ),
         (
@@ -687,22 +825,43 @@ MUTATIONS = [
         ),
         (
             "no gradient of the prototypes' mean",
-            "        to_block.of_prototypes[h].sub_(change.sum(dim=0))\n",
+            "        if of_one_image:\n"
+            "            to_block.of_prototypes[h].addcmul_(share[0].unsqueeze(1), back[0], value=-1)\n"
+            "        else:\n"
+            "            to_block.of_prototypes[h].sub_("
+            "torch.mul(share.unsqueeze(2), back, out=change).sum(dim=0))\n",
             "",
+        ),
+        (
+            "gradient of the prototypes' mean turned round where there is one image",
+            "back[0], value=-1)",
+            "back[0], value=1)",
         ),
         (
             "gradient of the prototypes' mean turned round",
             "to_block.of_prototypes[h].sub_(",
             "to_block.of_prototypes[h].add_(",
         ),
-        ("no gradient of the images", "        to_block.of_image[h].add_(change.sum(dim=1))\n", ""),
-        ("gradient of the images turned round", "to_block.of_image[h].add_(", "to_block.of_image[h].sub_("),
         (
-            "no gradient of the share",
-            "        to_block.share[:, h].add_(change.mul_(back).sum(dim=2))\n",
+            "no gradient of the images",
+            "        to_block.of_image[h].unsqueeze(1).baddbmm_(share.unsqueeze(1), back)\n",
             "",
         ),
-        ("gradient of the share turned round", "to_block.share[:, h].add_(", "to_block.share[:, h].sub_("),
+        (
+            "gradient of the images turned round",
+            "baddbmm_(share.unsqueeze(1), back)",
+            "baddbmm_(share.unsqueeze(1), back, alpha=-1)",
+        ),
+        (
+            "no gradient of the share",
+            "        to_block.share[:, h] = change.mul_(back).sum(dim=2)\n",
+            "",
+        ),
+        (
+            "gradient of the share turned round",
+            "to_block.share[:, h] = change",
+            "to_block.share[:, h] = -change",
+        ),
         (
             "gradient of the share without the prototypes' mean",
             "change.mul_(back).sum(dim=2)",
@@ -719,18 +878,26 @@ MUTATIONS = [
             "to_weight.addmm_(errors.T, ",
             "to_weight.addmm_(-errors.T, ",
         ),
-        ("no gradient of the bias", "to_bias += errors.sum(dim=0)", "pass"),
-        ("gradient of the bias turned round", "to_bias += errors", "to_bias -= errors"),
+        ("no gradient of the bias", "to_bias.add_(errors.sum(dim=0))", "pass"),
+        ("gradient of the bias turned round", "to_bias.add_(", "to_bias.sub_("),
         (
             "gradient of the last images only",
-            "to_bias += errors.sum(dim=0)",
+            "to_bias.add_(errors.sum(dim=0))",
             "to_bias.copy_(errors.sum(dim=0))",
         ),
         ("slope 0.01 in the value", "F.leaky_relu_(features, LEAKY_SLOPE)", "F.leaky_relu_(features, 0.01)"),
         ("slope 0.01 in the gradient", "back, features, LEAKY_SLOPE, True", "back, features, 0.01, True"),
         ("no slope in the gradient", "back, features, LEAKY_SLOPE, True", "back, features, 1.0, True"),
-        ("value not a mean over prototypes", "(total / (B * P))", "(total / B)"),
-        ("value not a mean over images", "(total / (B * P))", "(total / P)"),
+        ("value not a mean over prototypes", ".mean(dtype=torch.float64)", ".sum(dtype=torch.float64) / B"),
+        ("value not a mean over images", ".mean(dtype=torch.float64)", ".sum(dtype=torch.float64) / P"),
+        ("value without the largest probability", ".sub_(certainty.log_())", ""),
+        (
+            "value from the own probability, which may be 0",
+            "logits.amax(dim=1).view(shape)\n"
+            "            certainty[images, nodes] = probabilities.amax(dim=1).view(shape)",
+            "logits.gather(1, targets).view(shape)\n"
+            "            certainty[images, nodes] = probabilities.gather(1, targets).view(shape)",
+        ),
         ("gradient not a mean over prototypes", "gradient /= B * P", "gradient /= B"),
         ("gradient not a mean over images", "gradient /= B * P", "gradient /= P"),
         (
@@ -745,10 +912,10 @@ MUTATIONS = [
         ),
         (
             "classes image by image",
-            "classes[nodes].repeat(shape[0])",
-            "classes[nodes].repeat_interleave(shape[0])",
+            "classes[nodes].expand(shape).reshape(-1, 1)",
+            "classes[nodes].repeat_interleave(shape[0]).unsqueeze(1)",
         ),
-        ("classes not in the gradient", "errors.new_full((), -1)", "errors.new_full((), 0)"),
+        ("classes not in the gradient", "weight.new_full((), -1)", "weight.new_full((), 0)"),
         (
             "last images left out",
             "range(0, B, images_at_once)",
@@ -765,16 +932,19 @@ MUTATIONS = [
             "range(0, P, prototypes_at_once)",
             "range(0, P - prototypes_at_once + 1, prototypes_at_once)",
         ),
-        ("classes of the first prototypes", "classes[nodes].repeat", "classes[: shape[1]].repeat"),
+        ("classes of the first prototypes", "classes[nodes].expand", "classes[: shape[1]].expand"),
         (
             "shares of the first prototypes",
-            "share[images, :, nodes]\n            )",
-            "share[images, :, : shape[1]]\n            )",
+            "_part(inputs, images, nodes),\n                (images.stop - first_image",
+            "_part(inputs, images, nodes)._replace(\n"
+            "                    share=share[images, :, : nodes.stop - first_prototype]\n"
+            "                ),\n"
+            "                (images.stop - first_image",
         ),
         (
             "gradient of the share of the first prototypes",
-            "to_share[images, :, nodes],",
-            "to_share[images, :, : shape[1]],",
+            "_part(gradients, images, nodes), block",
+            "_part(gradients, images, nodes)._replace(share=gradients[3][images, :, : shape[1]]), block",
         ),
         (
             "first head only",
@@ -826,6 +996,22 @@ MUTATIONS = [
         "    yield\n    for layer in tracking:\n        layer.track_running_stats = True",
     ),
     Mutation("masks: stream not put back", "nn/dropout.py", "self._write(present)", "pass"),
+    *group(
+        "dropout",
+        "nn/dropout.py",
+        ("tests/nn/test_dropout.py",),
+        ("what is kept not scaled", ".mul_(STEPS / kept)", ""),
+        (
+            "rate of what is kept for that of what is dropped",
+            "round((1 - self.p) * STEPS)",
+            "round(self.p * STEPS)",
+        ),
+        ("threshold as if quarters had no sign", "kept - STEPS // 2", "kept"),
+        ("threshold a quarter off", "kept - STEPS // 2", "kept - STEPS // 4"),
+        ("large quarters kept instead of small ones", "torch.lt(", "torch.gt("),
+        ("words without negative ones", "words.random_(-(1 << 63), None)", "words.random_()"),
+        ("in evaluation too", "if not self.training or kept in", "if kept in"),
+    ),
     Mutation("frozen model: nodes in training mode", "nn/classifier.py", "model.eval()\n", "model.train()\n"),
     # Schedule
     Mutation(
@@ -1234,8 +1420,8 @@ MUTATIONS += [
     Mutation(
         "processes: dropout masks of each its own",
         "nn/dropout.py",
-        "shard.own(mask.bernoulli_(keep))",
-        "mask[: len(values)].bernoulli_(keep)",
+        "self.shard.own(mask)",
+        "mask[: len(values)]",
     ),
     Mutation(
         "processes: batch norm of each its own",

@@ -9,8 +9,6 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-import tyro
-
 from manigraph.errors import UnknownNameError, UserError
 
 T = TypeVar("T")
@@ -22,6 +20,8 @@ def parse(kind: Any, arguments: Sequence[str], *, program: str, default: Any = N
     Options are the fields' names, nested ones with dots; each field's docstring is its help.
     `--help` prints and exits; anything wrong raises `UserError`.
     """
+    import tyro  # takes as long as a fifth of torch, and whoever trains from Python needs no options
+
     extra = {} if default is None else {"default": default}
     complaint = io.StringIO()
     try:

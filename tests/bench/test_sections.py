@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from manigraph.bench import end_to_end, graph, inference, narrow, peak, power, startup, steps
+from manigraph.bench import attention, end_to_end, graph, inference, narrow, peak, power, startup, steps
 from manigraph.bench.data import random_dataset
 from manigraph.bench.settings import TINY, NetworkSetting
 from manigraph.bench.turns import Patience, Ratio
 from manigraph.catalogue import ALGORITHMS
 from manigraph.contract import Batch
 from manigraph.data.batches import BatchConfig
+from manigraph.functional import class_centres
 from tests.helpers import copied, gradients_of
 
 QUICK = 0.02
@@ -142,6 +143,38 @@ def test_growth_is_measured_in_a_process_of_its_own() -> None:
     assert [(g.classes, g.prototypes) for g in growths] == [(10, 200), (32, 640)]
     assert all(g.milliseconds > 0 and g.extra_mib > 0 and g.repeats >= 1 for g in growths)
     assert told == ["10 classes", "32 classes"]
+
+
+# Attention to a few classes
+
+
+def test_all_classes_considered_is_attention_to_all() -> None:
+    figures = attention.measure_nearest(12, 12, 8.0, Patience().scaled(QUICK), per_class=3)
+    assert figures.prototypes == 36
+    assert figures.lost_weight == figures.error == 0
+    assert figures.time_ratio > 0
+
+
+def test_what_is_left_out_is_the_attention_to_other_classes() -> None:
+    torch.manual_seed(0)
+    images, prototypes = torch.randn(7, 6), torch.randn(12, 6)
+    centres = class_centres(prototypes, 4)
+    context = attention.nearest_classes_context(images, prototypes, centres, 2)
+    for image, heard in zip(images, context, strict=True):
+        nearest = sorted(range(4), key=lambda c: -float(image @ centres[c]))[:2]
+        chosen = torch.cat([prototypes[3 * c : 3 * c + 3] for c in nearest])
+        assert torch.allclose(heard, torch.softmax(chosen @ image, dim=0) @ chosen, atol=1e-6)
+
+
+def test_the_fewer_classes_the_more_is_lost_and_the_sharper_the_less() -> None:
+    few, more, sharp = (
+        attention.measure_nearest(30, considered, sharpness, Patience().scaled(QUICK))
+        for considered, sharpness in ((2, 8.0), (10, 8.0), (2, 24.0))
+    )
+    assert few.lost_weight > more.lost_weight > 0
+    assert few.error > more.error > 0
+    assert few.lost_weight > sharp.lost_weight
+    assert sharp.own_class_weight > few.own_class_weight
 
 
 # Layouts, data, prediction, limits

@@ -138,6 +138,22 @@ def test_edges_among_prototypes_part_by_part(rows_at_once: int) -> None:
     assert_agree(in_parts, as_one, prototypes, tolerance=1e-13)
 
 
+def test_edges_among_prototypes_are_never_in_half_precision() -> None:
+    rounded = normal(P, 2, E, seed=2).bfloat16().requires_grad_(True)
+    exact = rounded.detach().float().requires_grad_(True)
+    expected = prototype_context(exact, scale=0.35)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = prototype_context(rounded, scale=0.35)
+        found_from_exact = prototype_context(exact, scale=0.35)
+    for of_rounded, of_exact, wanted in zip(found, found_from_exact, expected, strict=True):
+        assert torch.equal(of_exact, wanted)
+        assert of_rounded.dtype == torch.float32
+        assert torch.equal(of_rounded, wanted)
+    (gradient,) = torch.autograd.grad([part.sum() for part in found], rounded)
+    (wanted,) = torch.autograd.grad([part.sum() for part in expected], exact)
+    assert torch.equal(gradient, wanted.bfloat16())
+
+
 def test_gradchecks() -> None:
     images, prototypes = normal(2, 2, 2, seed=1), normal(3, 2, 2, seed=2)
     check_gradients(attention_weights, images, prototypes)
@@ -299,3 +315,12 @@ def test_limits_of_the_attention_entropy() -> None:
     alike, single = torch.full((2, 3, 5), 0.2), torch.eye(5).view(5, 1, 5)
     assert attention_entropy(alike).item() == pytest.approx(1)
     assert attention_entropy(single).item() == 0
+
+
+def test_the_backward_pass_may_be_under_autocast() -> None:
+    embeddings = normal(6, 1, 4).float().requires_grad_(True)
+    (expected,) = torch.autograd.grad(prototype_context(embeddings).mean.square().sum(), embeddings)
+    loss = prototype_context(embeddings).mean.square().sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        (gradient,) = torch.autograd.grad(loss, embeddings)
+    assert torch.equal(gradient, expected)

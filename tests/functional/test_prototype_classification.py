@@ -92,6 +92,13 @@ def test_it_is_the_cross_entropy_of_what_refine_prototypes_gives() -> None:
     assert_agree(ours, unchunked, *graph, linear_weight, linear_bias)
 
 
+def test_a_class_may_be_so_unlikely_that_its_probability_is_zero() -> None:
+    values = inputs(2)
+    values["linear_bias"] += torch.tensor([2000.0, 0.0, -2000.0])
+    assert ours(**values).item() == pytest.approx(2000, rel=0.1)  # a third each of about 0, 2000 and 4000
+    assert_agree(ours, naive, *values.values())
+
+
 def test_gradcheck_and_who_receives_gradient() -> None:
     values = inputs(2)
     check_gradients(lambda *args: ours(*args, numbers_at_once=2 * P * D), *values.values())

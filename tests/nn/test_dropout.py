@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from manigraph.nn import RandomState
-from manigraph.nn.dropout import STEPS, Dropout
+from manigraph.nn.dropout import STEPS, Dropout, _draw
 
 CPU = torch.device("cpu")
 
@@ -113,3 +113,10 @@ def test_gradients_go_through_the_mask() -> None:
     assert values.grad is not None
     assert torch.equal(values.grad, torch.where(dropped == 0, 0.0, 2.0))
     assert dropped.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_one_of_all_random_numbers_is_one_and_not_two() -> None:
+    torch.manual_seed(0)
+    mask = torch.empty(1 << 22)
+    _draw(mask, 1)
+    assert 34 < mask.sum() < 94  # 64 are expected, of two numbers 128

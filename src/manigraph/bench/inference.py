@@ -40,7 +40,7 @@ def run_inference_benchmark(scale: float, tell: Callable[[str], None]) -> list[R
     settings = [NetworkSetting(), NetworkSetting(classes=100), NetworkSetting(width=0.25)]
     for setting in settings if scale >= 1 else [TINY]:
         with torch.random.fork_rng():
-            patience = Patience().scaled(scale)
+            patience = Patience(most_seconds=60).scaled(scale)
             seconds = take_turns(contenders(setting), patience, _telling(tell, setting.name))
         name = f"{BATCH} images at a time, {setting.name.split(',')[0]}, {setting.classes} classes"
         ratios.append(ratio_of(seconds, BARE, FULL, setting=name, target=TARGET))

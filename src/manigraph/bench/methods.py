@@ -55,7 +55,7 @@ def contenders(algorithm: str, job: Job, batch: Batch) -> dict[str, Work]:
 def run_methods_benchmark(scale: float, tell: Callable[[str], None]) -> list[Ratio]:
     """All methods; below scale 1 with a tiny network, a quick look that says little about the ratios."""
     setting = WHOLE if scale >= 1 else TINY
-    patience = Patience().scaled(scale)
+    patience = Patience(most_seconds=40).scaled(scale)
     ratios = []
     for algorithm in ALGORITHMS:
         with torch.random.fork_rng():

@@ -24,7 +24,7 @@ def run_startup_benchmark(scale: float, tell: Callable[[str], None]) -> list[Rat
     """Each in a new process; --help is measured against half a second."""
     work = {TORCH: _python("-c", TORCH), HELP: _python("-m", "manigraph", "--help")}
     work |= {statement: _python("-c", statement) for statement in IMPORTS}
-    patience = Patience(tolerance=0.03, warm_up=1).scaled(scale)
+    patience = Patience(tolerance=0.03, most_seconds=60).scaled(scale)
     seconds = take_turns(work, patience, lambda rounds: tell(f"start: round {rounds}"))
     seconds[HALF_A_SECOND] = [0.5] * len(seconds[HELP])
     at_most = Target("at most", 1.1)

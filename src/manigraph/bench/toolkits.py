@@ -75,7 +75,7 @@ from manigraph.training.execution import Execution
 METHODS = {"vat": "VAT", "pi_model": "Π-model", "fixmatch": "FixMatch", "mean_teacher": "Mean Teacher"}
 """Our algorithms that toolkits have too."""
 
-PATIENCE = Patience(most_seconds=600.0)
+PATIENCE = Patience()
 """A round has up to four steps of several seconds each."""
 
 LONG_RUN = 2**20

@@ -24,11 +24,11 @@ class Patience:
 
     tolerance: float = 0.01
     """Stop when half the interval of the ratio is at most this share of it."""
-    least_rounds: int = 8
+    least_rounds: int = 6
     most_rounds: int = 60
-    most_seconds: float = 180.0
+    most_seconds: float = 100.0
     """With the warm-up."""
-    warm_up: int = 2
+    warm_up: int = 1
     """Rounds that pay for memory and kernels, and are not counted."""
     least_turn: float = 0.25
     """Seconds that a turn lasts at least; work that takes less is done several times in a turn."""

@@ -30,6 +30,7 @@ Section = Literal[
     "inference",
     "startup",
     "peak",
+    "attention",
     "toolkits",
     "data",
     "memory",
@@ -50,10 +51,11 @@ class BenchOptions:
     """`steps`: what the graph costs, a step of each method by one of Π-VAT; `graph`: ours by graphs written
     out; `growth`: with the number of classes; `power`: VAT's power step; `methods`: each method's step by a
     lean one; `narrow`: small networks; `end_to_end`: data and step; `inference`: prediction; `startup`: until
-    something happens; `peak`: how near to what the machine can multiply; `toolkits`: public toolkits' steps;
-    `data`: batches against a DataLoader of PIL images; `memory`: training on 100,000 files; `loop`: the whole
-    loop against the bare passes of the network; `compile`: a compiled network against the same without;
-    `recipes`: the first iterations of every recipe at its own width, a quarter of an hour on two cores."""
+    something happens; `peak`: how near to what the machine can multiply; `attention`: to prototypes of the
+    nearest classes only, and what that loses; `toolkits`: public toolkits' steps; `data`:
+    batches against a DataLoader of PIL images; `memory`: training on 100,000 files; `loop`: the whole loop
+    against the bare passes of the network; `compile`: a compiled network against the same without; `recipes`:
+    the first iterations of every recipe at its own width, a quarter of an hour on two cores."""
     scale: float = 1.0
     """Multiplier on the number of rounds and files; 0.1 is a quick look. Below 1, networks are tiny and the
     paper's width is left out: the figures say little then."""
@@ -66,7 +68,7 @@ class BenchOptions:
     toolkits: Path | None = None
     """Folder into which the public toolkits were installed, for the section `toolkits`."""
     history: Path | None = None
-    """JSON Lines file to which a line with the time, commit, machine and all ratios is added."""
+    """JSON Lines file to which a line with the time, commit, machine and ratios is added for each section."""
     measured: Path | None = None
     """JSON file into which the section `recipes` puts what `manigraph list recipes` says of them; the one
     that comes with the package is src/manigraph/recipes/measured.json."""
@@ -103,26 +105,26 @@ def run(arguments: list[str]) -> int:
         results[section] = [asdict(figure) for figure in answer.figures]
         failed |= answer.failed
         answer.show()
-        if options.output is not None:  # now: the next section may fail
+        # Now: the next section may fail.
+        if options.output is not None:
             write_json(options.output, {**origin, **results})
+        if options.history is not None:
+            _remember(options.history, origin, section, results[section])
     if options.output is not None:
         console.print(f"written to {options.output}", highlight=False)
     if options.history is not None:
-        _remember(options.history, origin, results)
         console.print(f"added to {options.history}", highlight=False)
     return int(failed)
 
 
-def _remember(history: Path, origin: dict[str, Any], results: dict[str, list[dict[str, Any]]]) -> None:
-    """One line for this measurement, after those of earlier ones."""
+def _remember(history: Path, origin: dict[str, Any], section: str, figures: list[dict[str, Any]]) -> None:
+    """One line for a section, after those of earlier measurements; only ratios are worth comparing."""
     kept = ("setting", "what", "versus", "ratio", "low", "high", "target", "reached")
-    ratios = [
-        {"section": section, **{name: figure[name] for name in kept}}
-        for section, figures in results.items()
-        for figure in figures
-        if set(kept) <= set(figure)
-    ]
-    line = {name: origin[name] for name in ("time", "commit", "machine")} | {"ratios": ratios}
+    ratios = [{name: figure[name] for name in kept} for figure in figures if set(kept) <= set(figure)]
+    if not ratios:
+        return
+    line = {name: origin[name] for name in ("time", "commit", "machine")}
+    line |= {"section": section, "ratios": ratios}
     with history.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
@@ -225,6 +227,33 @@ def _growth(options: BenchOptions, tell: Told) -> Answer:
         )
 
     return Answer(growths, show)
+
+
+def _attention(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.attention import run_attention_benchmark
+    from manigraph.cli.results import print_table
+
+    results = run_attention_benchmark(options.scale, tell)
+
+    def show() -> None:
+        print_table(
+            f"Attention to the prototypes of the nearest classes, of {results[0].prototypes:,} prototypes",
+            ["to its own class", "left out", "error", "time"],
+            [
+                (
+                    f"{r.classes_considered} classes, sharpness {r.sharpness:g}",
+                    [
+                        f"{100 * r.own_class_weight:.1f} %",
+                        f"{100 * r.lost_weight:.2f} %",
+                        f"{100 * r.error:.2f} %",
+                        f"{r.time_ratio:.2f}",
+                    ],
+                )
+                for r in results
+            ],
+        )
+
+    return Answer(results, show)
 
 
 def _peak(options: BenchOptions, tell: Told) -> Answer:
@@ -415,6 +444,7 @@ _MEASURE: dict[Section, Callable[[BenchOptions, Told], Answer]] = {
     "inference": _timed("Prediction, images per second", "inference:run_inference_benchmark"),
     "startup": _timed("Start", "startup:run_startup_benchmark"),
     "peak": _peak,
+    "attention": _attention,
     "toolkits": _toolkits,
     "data": _data,
     "memory": _memory,

@@ -146,14 +146,15 @@ class _PrototypeContext(torch.autograd.Function):
     def backward(context: Any, to_log_normaliser: Tensor, to_mean: Tensor) -> tuple[Tensor, None, None]:
         g, log_normaliser, mean, *kept = context.saved_tensors
         scale = context.scale
-        constant = (to_log_normaliser - torch.linalg.vecdot(to_mean, mean)).unsqueeze(2)  # (H, P, 1)
-        to_g = torch.zeros_like(g)
-        for rows in _rows(g.shape[1], context.rows_at_once):
-            weights = kept[0] if kept else _weights_again(g, log_normaliser, rows, scale)
-            to_g.baddbmm_(weights.mT, to_mean[:, rows])
-            to_scores = torch.baddbmm(constant[:, rows], to_mean[:, rows], g.mT).mul_(weights)
-            to_g.baddbmm_(to_scores.mT, g[:, rows], alpha=scale)
-            to_g[:, rows].baddbmm_(to_scores, g, alpha=scale)
+        with torch.autocast(g.device.type, enabled=False):
+            constant = (to_log_normaliser - torch.linalg.vecdot(to_mean, mean)).unsqueeze(2)  # (H, P, 1)
+            to_g = torch.zeros_like(g)
+            for rows in _rows(g.shape[1], context.rows_at_once):
+                weights = kept[0] if kept else _weights_again(g, log_normaliser, rows, scale)
+                to_g.baddbmm_(weights.mT, to_mean[:, rows])
+                to_scores = torch.baddbmm(constant[:, rows], to_mean[:, rows], g.mT).mul_(weights)
+                to_g.baddbmm_(to_scores.mT, g[:, rows], alpha=scale)
+                to_g[:, rows].baddbmm_(to_scores, g, alpha=scale)
         return to_g, None, None
 
 
