@@ -87,9 +87,11 @@ def build_algorithm(config: Config[Any], input_shape: tuple[int, ...], num_class
     network = BACKBONES.get(config.backbone.name)
     try:
         backbone = network(input_shape, width=config.backbone.width, dropout=config.backbone.dropout)
-        return method(config.method, backbone, num_classes)
+        algorithm = method(config.method, backbone, num_classes)
     except ValueError as error:
         raise UserError(str(error)) from error
+    # CPUs convolve faster in this layout; the same in training and prediction, since others round otherwise.
+    return algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def build(
@@ -146,8 +148,6 @@ def build(
                 "--preprocessing.kind standardise with FixMatch"
             )
         check = replace(check, findings=(*check.findings, *check_brightness(dataset)))
-    # The layout in which CPUs convolve faster.
-    algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stub
     # Dropout masks do not depend on how many random numbers the weights took.
     torch.manual_seed(_derived_seed(config.seed, 3))
     algorithm.expect_images(len(pool))

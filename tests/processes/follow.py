@@ -45,6 +45,7 @@ def config_of(case: Case, backbone: str) -> Config[Any]:
         backbone=BackboneConfig(backbone, width=0.25, dropout=0.3),
         batch=BatchConfig(labelled=16, unlabelled=32),
         schedule=SuperConvergence(),
+        seed=1,  # with 0, rounding to float32 decides something in SNTG on Mean Teacher
         training=TrainingConfig(steps=500, log_every=5, weight_decay=1e-3, **average_of(case.name)),  # type: ignore[arg-type]
     )
 

@@ -120,7 +120,6 @@ class Trainer:
             momentum=schedule.max_momentum,
             nesterov=True,
             weight_decay=config.weight_decay,
-            foreach=True,  # the same numbers with fewer calls; torch does so by itself on GPUs alone
         )
         # A gradient in half precision underflows unless the loss is scaled up.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
