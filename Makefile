@@ -36,7 +36,7 @@ format: $(READY)  ## format the code
 	@$(BIN)/ruff format .
 
 bench: $(READY)  ## measure how fast the methods train on this machine (an hour and a half)
-	@$(BIN)/manigraph bench --sections startup graph growth narrow steps inference power end_to_end loop methods peak attention data memory compile \
+	@$(BIN)/manigraph bench --sections startup graph growth narrow steps inference power end_to_end loop methods peak profile attention data memory compile \
 	  --output results/bench.json --history results/bench-history.jsonl
 
 reproduce: $(READY)  ## measure the table of results on digits again (half an hour)

@@ -1,6 +1,12 @@
-"""Tables of docs/speed.md and docs/scaling.md: `python -m manigraph.bench.report RESULTS...` prints them."""
+"""Tables and the plot of docs/speed.md and docs/scaling.md, from a file of results.
+
+`python -m manigraph.bench.report RESULTS DOC...` puts each table between its marks in the documents, and the
+plot of the growth beside them.
+"""
 
 import json
+import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,7 +68,21 @@ def attention_table(figures: Figures) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"growth": growth_table, "peak": peak_table, "attention": attention_table}
+def profile_table(figures: Figures) -> str:
+    """Shares of the time of a step, a column for each setting and method."""
+    columns = list(dict.fromkeys((f["setting"], f["algorithm"]) for f in figures))
+    share = {(f["setting"], f["algorithm"], f["kind"]): f["share"] for f in figures}
+    lines = [
+        f"| | {' | '.join(f'{algorithm}, {setting}' for setting, algorithm in columns)} |",
+        "|---" * (1 + len(columns)) + "|",
+    ]
+    for kind in dict.fromkeys(f["kind"] for f in figures):
+        cells = [f"{100 * share[setting, algorithm, kind]:.1f} %" for setting, algorithm in columns]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES = {"profile": profile_table, "growth": growth_table, "peak": peak_table, "attention": attention_table}
 
 
 def tables(results: Mapping[str, Any]) -> dict[str, str]:
@@ -76,7 +96,77 @@ def tables(results: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def fill(document: str, found: Mapping[str, str]) -> str:
+    """The document with the tables between their marks, `<!-- table NAME -->` and `<!-- end -->`."""
+
+    def filled(mark: re.Match[str]) -> str:
+        table = found.get(mark["name"])
+        return mark[0] if table is None else f"{mark['begin']}\n{table}\n{mark['end']}"
+
+    pattern = r"(?P<begin><!-- table (?P<name>\w+) -->)\n.*?(?P<end><!-- end -->)"
+    return re.sub(pattern, filled, document, flags=re.DOTALL)
+
+
+# The plot
+
+WIDTH, HEIGHT, LEFT, TOP = 640, 300, 70, 20
+COLOURS = {"milliseconds": "#0072b2", "extra_mib": "#d55e00"}
+TITLES = {"milliseconds": "time, ms", "extra_mib": "extra memory, MiB"}
+
+
+def growth_plot(figures: Figures) -> str:
+    """Time and memory against the number of classes, both axes logarithmic, as SVG."""
+    inner_width, inner_height = WIDTH - LEFT - 150, HEIGHT - TOP - 50
+    decades_x = (1, 3)
+    highest = max(math.log10(max(f[name], 1)) for f in figures for name in COLOURS)
+    decades_y = (0, math.ceil(highest))
+
+    def x(classes: float) -> float:
+        return LEFT + inner_width * (math.log10(classes) - decades_x[0]) / (decades_x[1] - decades_x[0])
+
+    def y(value: float) -> float:
+        share = (math.log10(max(value, 1)) - decades_y[0]) / (decades_y[1] - decades_y[0])
+        return TOP + inner_height * (1 - share)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        'font-family="sans-serif" font-size="13" aria-label="Time and memory by the number of classes">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+    ]
+    for decade in range(decades_y[0], decades_y[1] + 1):
+        height = y(10**decade)
+        parts.append(
+            f'<path d="M{LEFT} {height:.1f}h{inner_width}" stroke="#ddd"/>'
+            f'<text x="{LEFT - 8}" y="{height + 4:.1f}" text-anchor="end">{10**decade:,}</text>'
+        )
+    bottom = TOP + inner_height
+    for f in figures:
+        parts.append(
+            f'<text x="{x(f["classes"]):.1f}" y="{bottom + 20}" text-anchor="middle">{f["classes"]:,}</text>'
+        )
+    parts.append(
+        f'<text x="{LEFT + inner_width / 2}" y="{bottom + 42}" text-anchor="middle">'
+        "classes (20 prototypes each)</text>"
+    )
+    for name, colour in COLOURS.items():
+        points = [(x(f["classes"]), y(f[name])) for f in figures]
+        line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5" fill="{colour}"/>' for a, b in points]
+        a, b = points[-1]
+        parts.append(f'<text x="{a + 8:.1f}" y="{b + 4:.1f}" fill="{colour}">{TITLES[name]}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main(results: Path, documents: Sequence[Path]) -> None:
+    """Rewrite the documents, and the plot beside the first of them."""
+    figures = json.loads(results.read_text(encoding="utf-8"))
+    for document in documents:
+        document.write_text(fill(document.read_text(encoding="utf-8"), tables(figures)), encoding="utf-8")
+    if "growth" in figures:
+        plot = documents[0].with_name("growth.svg")
+        plot.write_text(growth_plot(figures["growth"]), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    for path in sys.argv[1:]:
-        for section, table in tables(json.loads(Path(path).read_text(encoding="utf-8"))).items():
-            print(f"{section}\n\n{table}\n")
+    main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

@@ -30,6 +30,7 @@ Section = Literal[
     "inference",
     "startup",
     "peak",
+    "profile",
     "attention",
     "toolkits",
     "data",
@@ -51,11 +52,12 @@ class BenchOptions:
     """`steps`: what the graph costs, a step of each method by one of Π-VAT; `graph`: ours by graphs written
     out; `growth`: with the number of classes; `power`: VAT's power step; `methods`: each method's step by a
     lean one; `narrow`: small networks; `end_to_end`: data and step; `inference`: prediction; `startup`: until
-    something happens; `peak`: how near to what the machine can multiply; `attention`: to prototypes of the
-    nearest classes only, and what that loses; `toolkits`: public toolkits' steps; `data`:
-    batches against a DataLoader of PIL images; `memory`: training on 100,000 files; `loop`: the whole loop
-    against the bare passes of the network; `compile`: a compiled network against the same without; `recipes`:
-    the first iterations of every recipe at its own width, a quarter of an hour on two cores."""
+    something happens; `peak`: how near to what the machine can multiply; `profile`: where the time of a
+    step goes; `attention`: to prototypes of the nearest classes only, and what that loses; `toolkits`: public
+    toolkits' steps; `data`: batches against a DataLoader of PIL images; `memory`: training on 100,000 files;
+    `loop`: the whole loop against the bare passes of the network; `compile`: a compiled network against the
+    same without; `recipes`: the first iterations of every recipe at its own width, a quarter of an hour on
+    two cores."""
     scale: float = 1.0
     """Multiplier on the number of rounds and files; 0.1 is a quick look. Below 1, networks are tiny and the
     paper's width is left out: the figures say little then."""
@@ -256,6 +258,27 @@ def _attention(options: BenchOptions, tell: Told) -> Answer:
     return Answer(results, show)
 
 
+def _profile(options: BenchOptions, tell: Told) -> Answer:
+    from manigraph.bench.profile import run_profile_benchmark
+    from manigraph.cli.results import print_table
+
+    shares = run_profile_benchmark(options.scale, tell)
+
+    def show() -> None:
+        for setting, algorithm in dict.fromkeys((s.setting, s.algorithm) for s in shares):
+            print_table(
+                f"Where the time of a step of {_title(algorithm)} goes, {setting}",
+                ["share"],
+                [
+                    (s.kind, [f"{100 * s.share:.1f} %"])
+                    for s in shares
+                    if (s.setting, s.algorithm) == (setting, algorithm)
+                ],
+            )
+
+    return Answer(shares, show)
+
+
 def _peak(options: BenchOptions, tell: Told) -> Answer:
     from manigraph.bench.peak import run_peak_benchmark
     from manigraph.cli.results import print_table
@@ -444,6 +467,7 @@ _MEASURE: dict[Section, Callable[[BenchOptions, Told], Answer]] = {
     "inference": _timed("Prediction, images per second", "inference:run_inference_benchmark"),
     "startup": _timed("Start", "startup:run_startup_benchmark"),
     "peak": _peak,
+    "profile": _profile,
     "attention": _attention,
     "toolkits": _toolkits,
     "data": _data,
