@@ -87,20 +87,18 @@ def take_turns(
     """Seconds of each contender in each round, until the ratios of all to the first are known well enough."""
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    repeats = 1
+    repeats = dict.fromkeys(names, 1)
     began = time.perf_counter()
     for turn in range(-patience.warm_up, patience.most_rounds):
-        shortest = math.inf
         for name in names if turn % 2 == 0 else reversed(names):
             start = time.perf_counter()
-            for _ in range(repeats):
+            for _ in range(repeats[name]):
                 contenders[name]()
-            took = (time.perf_counter() - start) / repeats
-            shortest = min(shortest, took)
+            took = (time.perf_counter() - start) / repeats[name]
             if turn >= 0:
                 seconds[name].append(took)
-        if turn < 0:
-            repeats = max(1, math.ceil(patience.least_turn / max(shortest, 1e-3)))
+            else:
+                repeats[name] = max(1, math.ceil(patience.least_turn / max(took, 1e-3)))
         on_round(max(0, turn + 1))
         if turn + 1 < patience.least_rounds:
             continue
