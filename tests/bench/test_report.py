@@ -11,7 +11,7 @@ from manigraph.bench import profile, report
 from manigraph.bench.settings import TINY
 
 ROOT = Path(__file__).parents[2]
-RESULTS = [ROOT / "results" / name for name in ("bench.json", "bench-profile.json")]
+RESULTS = [ROOT / "results" / name for name in ("bench.json",)]
 PAGES = [ROOT / "docs" / name for name in ("speed.md", "scaling.md")]
 
 
