@@ -218,6 +218,11 @@ def test_the_usual_batches_hold_what_the_step_needs() -> None:
     assert set(views) == {"first", "second"}
     assert views["first"].shape == (6, 3, TINY.side, TINY.side)
     assert not torch.equal(views["first"], views["second"])
+    batches.pause()
+    batches.close()
+    for worker in batches.workers:
+        worker.join(timeout=60)
+    assert not any(worker.is_alive() for worker in batches.workers)
 
 
 def test_prediction_goes_through_the_graph() -> None:

@@ -6,6 +6,7 @@ On the images of SVHN where they are on this machine, else on noise of the same 
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import active_children
 from typing import Any
@@ -107,13 +108,19 @@ class UsualBatches(Iterator[Batch]):
         """Let them go on."""
         self._signal(signal.SIGCONT)
 
+    def close(self) -> None:
+        """End the workers, which would not end while they stand still."""
+        self.resume()
+        del self._loader
+
     def _signal(self, number: signal.Signals) -> None:
         for worker in self.workers:
             assert worker.pid is not None
             os.kill(worker.pid, number)
 
 
-def contenders(setting: NetworkSetting) -> dict[str, Work]:
+@contextmanager
+def contenders(setting: NetworkSetting) -> Iterator[dict[str, Work]]:
     """A few steps each, batches made on the way."""
     config = setting.config(ALGORITHM)
     dataset = random_dataset(4000, setting.side) if setting == TINY else images_of_svhn(config)
@@ -133,15 +140,18 @@ def contenders(setting: NetworkSetting) -> dict[str, Work]:
         finish(job.trainer.device)
         usual.pause()
 
-    return {OURS: our_work, USUAL: usual_work}
+    try:
+        yield {OURS: our_work, USUAL: usual_work}
+    finally:
+        usual.close()
 
 
 def run_end_to_end_benchmark(scale: float, tell: Callable[[str], None]) -> list[Ratio]:
     """Images per second of ours by those of the usual way: the ratio of times, the other way round."""
     setting = NetworkSetting(width=0.25) if scale >= 1 else TINY
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), contenders(setting) as work:
         seconds = take_turns(
-            contenders(setting),
+            work,
             Patience(tolerance=0.02).scaled(scale),
             lambda rounds: tell(f"end to end: round {rounds}"),
         )
