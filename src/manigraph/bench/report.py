@@ -8,7 +8,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,86 +16,107 @@ Figures = Sequence[Mapping[str, Any]]
 LOOP_TARGET = 1.05
 
 
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _verdict(reached: bool | None) -> str:
+    return {True: "reached", False: "**missed**", None: ""}[reached]
+
+
 def ratio_table(figures: Figures) -> str:
     """One line for each ratio, with its interval and target."""
-    lines = ["| what | by | where | ratio | 95 % | target | |", "|---|---|---|---|---|---|---|"]
-    for figure in figures:
-        verdict = {True: "reached", False: "**missed**", None: ""}[figure["reached"]]
-        cells = [
-            figure["what"],
-            figure["versus"],
-            figure["setting"],
-            f"{figure['ratio']:.3g}" if figure["ratio"] >= 10 else f"{figure['ratio']:.3f}",
-            f"{figure['low']:.3g} to {figure['high']:.3g}",
-            figure["target"],
-            verdict,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return _markdown(
+        ["what", "by", "where", "ratio", "95 %", "target", ""],
+        (
+            [
+                f["what"],
+                f["versus"],
+                f["setting"],
+                f"{f['ratio']:.3g}" if f["ratio"] >= 10 else f"{f['ratio']:.3f}",
+                f"{f['low']:.3g} to {f['high']:.3g}",
+                f["target"],
+                _verdict(f["reached"]),
+            ]
+            for f in figures
+        ),
+    )
 
 
 def growth_table(figures: Figures) -> str:
     """Time and memory of graph and prototype losses as classes grow in number."""
-    lines = ["| classes | prototypes | ms | extra MiB |", "|---|---|---|---|"]
-    for f in figures:
-        lines.append(
-            f"| {f['classes']:,} | {f['prototypes']:,} | {f['milliseconds']:,.0f} | {f['extra_mib']:,.0f} |"
-        )
-    return "\n".join(lines)
+    names = ("classes", "prototypes", "milliseconds", "extra_mib")
+    return _markdown(
+        ["classes", "prototypes", "ms", "extra MiB"],
+        ([f"{f[name]:,.0f}" for name in names] for f in figures),
+    )
 
 
 def peak_table(figures: Figures) -> str:
     """Share of what the machine can multiply."""
-    lines = ["| step of Π-VAT | 10⁹ a second | of at most | share |", "|---|---|---|---|"]
-    for f in figures:
-        lines.append(
-            f"| {f['setting']} | {f['step_gigaflops']:.0f} | {f['peak_gigaflops']:.0f} | "
-            f"{100 * f['share']:.0f} % |"
-        )
-    return "\n".join(lines)
+    return _markdown(
+        ["step of Π-VAT", "10⁹ a second", "of at most", "share"],
+        (
+            [
+                f["setting"],
+                f"{f['step_gigaflops']:.0f}",
+                f"{f['peak_gigaflops']:.0f}",
+                f"{100 * f['share']:.0f} %",
+            ]
+            for f in figures
+        ),
+    )
 
 
 def attention_table(figures: Figures) -> str:
     """What attention to the prototypes of a few classes loses and saves."""
-    lines = [
-        "| classes considered | attention to the own class | left out | error | time, by all |",
-        "|---|---|---|---|---|",
-    ]
-    for f in figures:
-        lines.append(
-            f"| {f['classes_considered']} | {100 * f['own_class_weight']:.1f} % | "
-            f"{100 * f['lost_weight']:.2f} % | {100 * f['error']:.2f} % | {f['time_ratio']:.2f} |"
-        )
-    return "\n".join(lines)
+    return _markdown(
+        ["classes considered", "attention to the own class", "left out", "error", "time, by all"],
+        (
+            [
+                str(f["classes_considered"]),
+                f"{100 * f['own_class_weight']:.1f} %",
+                f"{100 * f['lost_weight']:.2f} %",
+                f"{100 * f['error']:.2f} %",
+                f"{f['time_ratio']:.2f}",
+            ]
+            for f in figures
+        ),
+    )
 
 
 def loop_table(figures: Figures) -> str:
     """The whole loop by the bare passes; the target is 1.05."""
-    lines = [
-        "| method | where | loop / passes | target | | of which data, ms | update, ms | step, ms |",
-        "|---" * 8 + "|",
-    ]
-    for f in figures:
-        verdict = "reached" if f["ratio"] <= LOOP_TARGET else "**missed**"
-        lines.append(
-            f"| {f['algorithm']} | {f['setting']} | {f['ratio']:.3f} | ≤ {LOOP_TARGET} | {verdict} | "
-            f"{f['data_milliseconds']:.1f} | {f['optimizer_milliseconds']:.1f} | {f['milliseconds']:,.0f} |"
-        )
-    return "\n".join(lines)
+    return _markdown(
+        ["method", "where", "loop / passes", "target", "", "of which data, ms", "update, ms", "step, ms"],
+        (
+            [
+                f["algorithm"],
+                f["setting"],
+                f"{f['ratio']:.3f}",
+                f"≤ {LOOP_TARGET}",
+                _verdict(f["ratio"] <= LOOP_TARGET),
+                f"{f['data_milliseconds']:.1f}",
+                f"{f['optimizer_milliseconds']:.1f}",
+                f"{f['milliseconds']:,.0f}",
+            ]
+            for f in figures
+        ),
+    )
 
 
 def profile_table(figures: Figures) -> str:
     """Shares of the time of a step, a column for each setting and method."""
     columns = list(dict.fromkeys((f["setting"], f["algorithm"]) for f in figures))
     share = {(f["setting"], f["algorithm"], f["kind"]): f["share"] for f in figures}
-    lines = [
-        f"| | {' | '.join(f'{algorithm}, {setting}' for setting, algorithm in columns)} |",
-        "|---" * (1 + len(columns)) + "|",
-    ]
-    for kind in dict.fromkeys(f["kind"] for f in figures):
-        cells = [f"{100 * share[setting, algorithm, kind]:.1f} %" for setting, algorithm in columns]
-        lines.append(f"| {kind} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return _markdown(
+        ["", *(f"{algorithm}, {setting}" for setting, algorithm in columns)],
+        (
+            [kind, *(f"{100 * share[(*column, kind)]:.1f} %" for column in columns)]
+            for kind in dict.fromkeys(f["kind"] for f in figures)
+        ),
+    )
 
 
 TABLES = {
