@@ -11,12 +11,14 @@ help:  ## show this list
 
 setup: $(READY)  ## make the virtual environment .venv with everything in it
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard src/manigraph/native/*.[ch]) src/manigraph/native/compiling.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "manigraph needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "setting up .venv (once; a minute or two) ..."
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -c 'from manigraph.native import loaded_library as found; \
+	  found() or print("no gcc, or another kind of processor: training on this CPU will be slower (docs/speed.md)")'
 	@touch $(READY)
 
 demo: $(READY)  ## compare methods on digits with 20 labels (3 minutes)
@@ -36,7 +38,7 @@ format: $(READY)  ## format the code
 	@$(BIN)/ruff format .
 
 bench: $(READY)  ## measure how fast the methods train on this machine (an hour and a half)
-	@$(BIN)/manigraph bench --sections startup graph growth narrow steps inference power end_to_end loop methods peak profile attention data memory compile \
+	@$(BIN)/manigraph bench --sections startup graph growth narrow native steps inference power end_to_end loop methods peak profile attention data memory compile \
 	  --output results/bench.json --history results/bench-history.jsonl
 
 reproduce: $(READY)  ## measure the table of results on digits again (half an hour)

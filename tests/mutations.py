@@ -16,6 +16,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from manigraph.native.compiling import compile_all
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -51,6 +53,7 @@ CONSISTENCY = "functional/consistency.py"
 ADVERSARIAL = "functional/adversarial.py"
 PROTOTYPES = "functional/prototypes.py"
 EDGES = "functional/graph.py"
+CONVOLUTION = "native/convolution.c"
 CLASSIFICATION = "functional/prototype_classification.py"
 BALANCE = "nn/target_balance.py"
 LOOP = "training/loop.py"
@@ -76,6 +79,123 @@ ANGLE = "anchor_angle(similarity, classes, margin=config.margin_angle)"
 BOUNDARY = "anchor_boundary(similarity, classes, centres, detach_margin=config.detach_boundary_margin)"
 
 MUTATIONS = [
+    # Inner loops in C
+    *group(
+        "native",
+        CONVOLUTION,
+        ("tests/nn/test_convolution.py",),
+        ("kernels of the gradient not turned", "(turned ? 8 - p : p)", "p"),
+        ("last tiles reach beyond the image", "if (column + j < width)\n", "if (1)\n"),
+        ("short sums forgotten at the end", "if (blocks > 0)\n", "if (blocks > 9)\n"),
+        (
+            "short sums added in part",
+            "ELEMENTS * pairs);\n                blocks",
+            "pairs);\n                blocks",
+        ),
+        ("one thread's gradient", "for (int k = 0; k < team; k++)", "for (int k = 0; k < 1; k++)"),
+        ("a coefficient of B", "y[0] = 4 * x[0] - 5 * x[2]", "y[0] = 4 * x[0] - 4 * x[2]"),
+        ("a coefficient of A", "y[3] = near_gap + 8 * far_gap + x[5];", "y[3] = near_gap + 8 * far_gap;"),
+        ("a coefficient of G", "{1.f / 24, -1.f / 12, 1.f / 6},", "{1.f / 24, 1.f / 12, 1.f / 6},"),
+    ),
+    *group(
+        "native",
+        "nn/convolution.py",
+        ("tests/nn/test_convolution.py",),
+        ("all gradients whatever is asked for", "bool(torch._C._will_engine_execute_node(node))", "True"),
+        ("in mixed precision too", '            and not torch.is_autocast_enabled("cpu")\n', ""),
+        ("bias forgotten", "            and self.bias is None\n", ""),
+        ("any border", '            and self.padding_mode == "zeros"\n', ""),
+    ),
+    *group(
+        "native",
+        "native/convolution.py",
+        ("tests/nn/test_convolution.py",),
+        ("with groups too", "        and images[1] == inputs\n", ""),
+        ("any layout", "        and images.is_contiguous(memory_format=torch.channels_last)\n", ""),
+        ("where most is thrown away", "        and height * width >= LEAST_USE * tiles * TILE**2\n", ""),
+        ("gradients as they lie in memory", "_in_layout(images), _in_layout(gradient)", "images, gradient"),
+    ),
+    *group(
+        "native",
+        "native/triplets.c",
+        ("tests/native/test_triplets.py",),
+        ("members among the others", "n < members && classes[n] != first + c;", "n < members;"),
+        ("members without gradient", "        gradient[j] -= 2 * all;\n", ""),
+        ("bad numbers left out", "none = gap <= 0;", "none = ~(gap > 0);"),
+        ("terms of zero count", "number += gap > 0;", "number += gap >= 0;"),
+        ("no margin", "+ centre] - margin;", "+ centre];"),
+    ),
+    *group(
+        "native",
+        "native/batch_norm.c",
+        ("tests/nn/test_normalised_activation.py",),
+        ("running variance of the batch", "(double)(s->rows - 1)", "(double)s->rows"),
+        ("mean rounded", "load(a->bias + c) - load(a->rest + c) * scale", "load(a->bias + c)"),
+        ("a thread's rows counted twice", "centre += apart * share;", "centre += apart;"),
+    ),
+    *group(
+        "native",
+        "nn/normalised_activation.py",
+        ("tests/nn/test_normalised_activation.py",),
+        ("frozen statistics move", "    if layer.track_running_stats:\n", "    if True:\n"),
+        ("hooks not called", "return not (_has_hooks(layer) or", "return not (False or"),
+        ("in evaluation too", "or not layer.training ", ""),
+    ),
+    *group(
+        "native",
+        "native/__init__.py",
+        ("tests/native/test_native.py", "tests/nn/test_convolution.py"),
+        ("under modes that look at operations", "None if _get_current_dispatch_mode() is not None else ", ""),
+        ("never off", "if not _is_on or", "if"),
+    ),
+    *group(
+        "native prototype classification",
+        "native/prototype_classification.c",
+        ("tests/native/test_prototype_classification.py",),
+        ("no gradient of what is without the image", "            own += error;\n", ""),
+        (
+            "gradient of the prototypes' mean turned round",
+            "load(to_others + d) - heard",
+            "load(to_others + d) + heard",
+        ),
+        (
+            "gradient of the share without the prototypes' mean",
+            "error * (load(image + i * D + d) - mean);",
+            "error * load(image + i * D + d);",
+        ),
+        ("no gradient of the images", "load(to_image + i * D + d) + shared", "load(to_image + i * D + d)"),
+        ("own class not subtracted", "            logits[own] -= scale;\n", ""),
+        ("classes that fill up count", "-INFINITY;", "0;"),
+        (
+            "no number becomes zero",
+            "where(x < -87.3f, (vec){0}, sum * (vec)power)",
+            "where(x >= -87.3f, sum * (vec)power, (vec){0})",
+        ),
+        ("small probabilities are zero", "x < -87.3f", "x < -40.f"),
+        ("rounded logarithm of two", "    r += n * 2.12194440e-4f;\n", ""),
+        (
+            "short sums forgotten at the end",
+            "            sum_up(s, &own);\n#pragma omp barrier",
+            "#pragma omp barrier",
+        ),
+        ("rows one after the other", "if (++blocks % A_FEW == 0)", "if (0)"),
+        ("losses of one thread", "add_losses(all_losses, all_losses[k]);", ";"),
+        ("gradients of one thread", "            sum += from[k * step + n];\n", ";"),
+        ("product of sums beyond all numbers", "if (to->product > 0x1p400)", "if (0)"),
+        ("any class", "if (classes[p] < 0 || classes[p] >= C)", "if (0)"),
+    ),
+    *group(
+        "native prototype classification",
+        "native/prototype_classification.py",
+        ("tests/native/test_prototype_classification.py",),
+        ("any layout", "[tensor.contiguous() for tensor in inputs]", "list(inputs)"),
+        ("any number of features", "        and D % lanes() == 0\n", ""),
+        ("in any precision", "tensor.dtype == torch.float32 and tensor.is_cpu for", "tensor.is_cpu for"),
+        ("any sizes", "        and [tuple(tensor.shape) for tensor in inputs] == sizes\n", ""),
+        ("any number of classes", "        and classes.shape == (P,)\n", ""),
+        ("without images", "        and B * P * C * D > 0\n", ""),
+        ("wrong classes pass", "    if is_wrong:", "    if False:"),
+    ),
     # Consistency methods: Π-model, Π-VAT, Mean Teacher and FixMatch share their step
     *group(
         "comparisons",
@@ -638,8 +758,8 @@ MUTATIONS = [
     Mutation(
         "divergence: larger of the two",
         PROTOTYPES,
-        "torch.minimum(magnitude, angle)",
-        "torch.maximum(magnitude, angle)",
+        "torch.minimum(1 - length_gap,",
+        "torch.maximum(1 - length_gap,",
     ),
     Mutation(
         "divergence: average length not detached",
@@ -647,7 +767,16 @@ MUTATIONS = [
         "2 * lengths.detach().mean()",
         "2 * lengths.mean()",
     ),
-    Mutation("divergence: sum instead of mean", PROTOTYPES, "return terms.mean()", "return terms.sum()"),
+    *group(
+        "divergence",
+        PROTOTYPES,
+        ("tests/functional/test_prototypes.py",),
+        ("sum instead of mean", 'if reduction == "mean" else 1', "if False else 1"),
+        ("mean instead of sum", 'if reduction == "mean" else 1', "if True else 1"),
+        ("each pair counted twice", ".triu(1)", ""),
+        ("prototypes paired with themselves", ".triu(1)", ".triu(0)"),
+        ("not by what is left of 1", "(1 - margin) * max(1, pairs)", "max(1, pairs)"),
+    ),
     Mutation("divergence: factor 2 forgotten", PROTOTYPES, "/ (2 * lengths", "/ (lengths"),
     Mutation(
         "pseudo-label by dot product",
@@ -802,6 +931,30 @@ MUTATIONS = [
         "F.leaky_relu(message,",
     ),
     Mutation("graph: slope 0.01", EDGES, "LEAKY_SLOPE = 0.1", "LEAKY_SLOPE = 0.01"),
+    *group(
+        "graph: what images hear",
+        EDGES,
+        ("tests/functional/test_graph.py",),
+        (
+            "the own half of φ2 for the context",
+            "weight[:, H * E :].unflatten",
+            "weight[:, : H * E].unflatten",
+        ),
+        ("the context half of φ2 for itself", "weight[:, : g.shape[1]].T", "weight[:, g.shape[1] :].T"),
+        ("a whole bias from each head", "(bias / H)", "bias"),
+        ("no bias", "(bias / H)", "(0 * bias)"),
+        (
+            "first head only",
+            "in zip(weights.unbind(1), messages, strict=True)",
+            "in [(weights[:, 0], messages[0])]",
+        ),
+        ("no residual", "torch.addmm(features, g, ", "torch.addmm(0 * features, g, "),
+        (
+            "scale forgotten",
+            "prototype_embeddings, scale=scale)  # (B, H, P)\n    g =",
+            "prototype_embeddings)\n    g =",
+        ),
+    ),
     Mutation(
         "graph: message halves exchanged",
         EDGES,
@@ -815,20 +968,20 @@ MUTATIONS = [
         ("tests/functional/test_prototype_classification.py",),
         (
             "no gradient of what is without the image",
-            "    to_block.without_image.add_(back[0] if of_one_image else back.sum(dim=0))\n",
+            "    to_part.without_image.add_(back[0] if of_one_image else back.sum(dim=0))\n",
             "",
         ),
         (
             "gradient of what is without the image turned round",
-            "to_block.without_image.add_(",
-            "to_block.without_image.sub_(",
+            "to_part.without_image.add_(",
+            "to_part.without_image.sub_(",
         ),
         (
             "no gradient of the prototypes' mean",
             "        if of_one_image:\n"
-            "            to_block.of_prototypes[h].addcmul_(share[0].unsqueeze(1), back[0], value=-1)\n"
+            "            to_part.of_prototypes[h].addcmul_(share[0].unsqueeze(1), back[0], value=-1)\n"
             "        else:\n"
-            "            to_block.of_prototypes[h].sub_("
+            "            to_part.of_prototypes[h].sub_("
             "torch.mul(share.unsqueeze(2), back, out=change).sum(dim=0))\n",
             "",
         ),
@@ -839,12 +992,12 @@ MUTATIONS = [
         ),
         (
             "gradient of the prototypes' mean turned round",
-            "to_block.of_prototypes[h].sub_(",
-            "to_block.of_prototypes[h].add_(",
+            "to_part.of_prototypes[h].sub_(",
+            "to_part.of_prototypes[h].add_(",
         ),
         (
             "no gradient of the images",
-            "        to_block.of_image[h].unsqueeze(1).baddbmm_(share.unsqueeze(1), back)\n",
+            "        to_part.of_image[h].unsqueeze(1).baddbmm_(share.unsqueeze(1), back)\n",
             "",
         ),
         (
@@ -854,25 +1007,25 @@ MUTATIONS = [
         ),
         (
             "no gradient of the share",
-            "        to_block.share[:, h] = change.mul_(back).sum(dim=2)\n",
+            "        torch.sum(change.mul_(back), dim=2, out=to_part.shares[h])\n",
             "",
         ),
         (
             "gradient of the share turned round",
-            "to_block.share[:, h] = change",
-            "to_block.share[:, h] = -change",
+            "torch.sum(change.mul_(back), ",
+            "torch.sum(-change.mul_(back), ",
         ),
         (
             "gradient of the share without the prototypes' mean",
-            "change.mul_(back).sum(dim=2)",
-            "(block.of_image[h].unsqueeze(1) * back).sum(dim=2)",
+            "torch.sum(change.mul_(back), ",
+            "torch.sum(part.of_image[h].unsqueeze(1) * back, ",
         ),
         (
             "gradient of the share with the change of the last head",
-            "        if h < len(block.of_image) - 1:\n",
+            "        if h < len(part.shares) - 1:\n",
             "        if False:\n",
         ),
-        ("no gradient of the weights", "to_weight.addmm_(errors.T, features.flatten(0, 1))", "pass"),
+        ("no gradient of the weights", "to_weight.addmm_(errors.T, block.rows)", "pass"),
         (
             "gradient of the weights turned round",
             "to_weight.addmm_(errors.T, ",
@@ -885,19 +1038,22 @@ MUTATIONS = [
             "to_bias.add_(errors.sum(dim=0))",
             "to_bias.copy_(errors.sum(dim=0))",
         ),
-        ("slope 0.01 in the value", "F.leaky_relu_(features, LEAKY_SLOPE)", "F.leaky_relu_(features, 0.01)"),
-        ("slope 0.01 in the gradient", "back, features, LEAKY_SLOPE, True", "back, features, 0.01, True"),
-        ("no slope in the gradient", "back, features, LEAKY_SLOPE, True", "back, features, 1.0, True"),
+        (
+            "slope 0.01 in the value",
+            "F.leaky_relu_(block.features, LEAKY_SLOPE)",
+            "F.leaky_relu_(block.features, 0.01)",
+        ),
+        ("slope 0.01 in the gradient", "block.features, LEAKY_SLOPE, True", "block.features, 0.01, True"),
+        ("no slope in the gradient", "block.features, LEAKY_SLOPE, True", "block.features, 1.0, True"),
         ("value not a mean over prototypes", ".mean(dtype=torch.float64)", ".sum(dtype=torch.float64) / B"),
         ("value not a mean over images", ".mean(dtype=torch.float64)", ".sum(dtype=torch.float64) / P"),
-        ("value without the largest probability", ".sub_(certainty.log_())", ""),
         (
-            "value from the own probability, which may be 0",
-            "logits.amax(dim=1).view(shape)\n"
-            "            certainty[images, nodes] = probabilities.amax(dim=1).view(shape)",
-            "logits.gather(1, targets).view(shape)\n"
-            "            certainty[images, nodes] = probabilities.gather(1, targets).view(shape)",
+            "value of the own probability that may be 0",
+            "if own.amin() > torch.finfo(own.dtype).tiny:",
+            "if True:",
         ),
+        ("logits instead of losses", "return own.log_().neg_()", "return own.neg_()"),
+        ("value without the normaliser", "block.logits.logsumexp(dim=1) - ", "-"),
         ("gradient not a mean over prototypes", "gradient /= B * P", "gradient /= B"),
         ("gradient not a mean over images", "gradient /= B * P", "gradient /= P"),
         (
@@ -907,19 +1063,19 @@ MUTATIONS = [
         ),
         (
             "one class taken for another",
-            "targets = classes[nodes]",
-            "targets = classes.clamp(max=C - 2)[nodes]",
+            "classes.repeat(images)",
+            "classes.clamp(max=C - 2).repeat(images)",
         ),
         (
             "classes image by image",
-            "classes[nodes].expand(shape).reshape(-1, 1)",
-            "classes[nodes].repeat_interleave(shape[0]).unsqueeze(1)",
+            "classes.repeat(images)",
+            "classes.repeat_interleave(images)",
         ),
         ("classes not in the gradient", "weight.new_full((), -1)", "weight.new_full((), 0)"),
         (
             "last images left out",
-            "range(0, B, images_at_once)",
-            "range(0, B - images_at_once + 1, images_at_once)",
+            "                if len(part.shares[0]) < images_at_once:\n",
+            "                if len(part.shares[0]) < images_at_once:\n                    continue\n",
         ),
         (
             "all images at once",
@@ -932,45 +1088,46 @@ MUTATIONS = [
             "range(0, P, prototypes_at_once)",
             "range(0, P - prototypes_at_once + 1, prototypes_at_once)",
         ),
-        ("classes of the first prototypes", "classes[nodes].expand", "classes[: shape[1]].expand"),
         (
-            "shares of the first prototypes",
-            "_part(inputs, images, nodes),\n                (images.stop - first_image",
-            "_part(inputs, images, nodes)._replace(\n"
-            "                    share=share[images, :, : nodes.stop - first_prototype]\n"
-            "                ),\n"
-            "                (images.stop - first_image",
+            "classes of the first prototypes",
+            "block = space.block(classes[nodes], images_at_once)",
+            "block = space.block(classes[: nodes.stop - first], images_at_once)",
         ),
         (
-            "gradient of the share of the first prototypes",
-            "_part(gradients, images, nodes), block",
-            "_part(gradients, images, nodes)._replace(share=gradients[3][images, :, : shape[1]]), block",
+            "classes of the first prototypes with the last images",
+            "space.block(classes[nodes], len(",
+            "space.block(classes.flip(0)[nodes], len(",
+        ),
+        (
+            "shares of the first prototypes",
+            "parts.share[:, :, nodes]",
+            "parts.share[:, :, : nodes.stop - nodes.start]",
+        ),
+        (
+            "gradient into the first prototypes",
+            "_by_images(MessageParts(*gradients[:4]), nodes, ",
+            "_by_images(MessageParts(*gradients[:4]), slice(0, nodes.stop - first), ",
         ),
         (
             "first head only",
-            "        before = block.without_image if h == 0 else features\n",
-            "        before = block.without_image if h == 0 else features\n        change *= h == 0\n",
+            "        before = block.features\n",
+            "        break\n",
         ),
-        ("last head only", "block.without_image if h == 0 else features", "block.without_image"),
+        ("last head only", "        before = block.features\n", ""),
         (
             "gradient of the first head only",
-            "for h in reversed(range(len(block.of_image))):",
+            "for h in reversed(range(len(part.shares))):",
             "for h in range(1):",
         ),
         (
             "first head's share for all heads",
-            "torch.addcmul(before, block.share[:, h]",
-            "torch.addcmul(before, block.share[:, 0]",
+            "torch.addcmul(before, share.",
+            "torch.addcmul(before, part.shares[0].",
         ),
         (
             "prototypes' mean not replaced by the image's share",
-            "torch.sub(of_image.unsqueeze(1), of_prototypes, out=change)",
-            "torch.sub(of_image.unsqueeze(1), 0 * of_prototypes, out=change)",
-        ),
-        (
-            "computed under autocast",
-            "with torch.autocast(weight.device.type, enabled=False):",
-            NO_CONTEXT,
+            "torch.sub(of_image.unsqueeze(1), of_prototypes, ",
+            "torch.sub(of_image.unsqueeze(1), 0 * of_prototypes, ",
         ),
         ("computed in what autocast made of the parts", "[tensor.to(weight.dtype) for", "[tensor for"),
         ("factor on the loss not on the gradient", "(output_gradient * gradient for", "(gradient for"),
@@ -2472,8 +2629,8 @@ MUTATIONS += [
         ("tests/test_readout.py", "tests/nn/test_classifier.py"),
         (
             "raw features instead of refined ones",
-            "            features = self.graph.refine_images(features, self.prototype_embeddings)\n",
-            "            pass\n",
+            "self.graph.refine_images(features, self.prototype_embeddings, self.messages)",
+            "features",
         ),
     ),
     # Two processes, of methods that look at more than one image at a time
@@ -2689,6 +2846,8 @@ class Copy:
             os.killpg(process.pid, signal.SIGKILL)
             process.join()
             return [f"no end within {TIME_LIMIT} s: {command}"]
+        if process.exitcode < 0:
+            return [f"signal {-process.exitcode}: {command}"]
         answer = (self.folder / "answer.txt").read_text(encoding="utf-8")
         failed: list[str] = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", answer, flags=re.MULTILINE)
         if process.exitcode not in (0, 1) or bool(failed) != bool(process.exitcode):
@@ -2700,6 +2859,8 @@ class Copy:
         self.writes += 1
         file.write_text(text, encoding="utf-8")
         os.utime(file, (2 * self.writes, 2 * self.writes))
+        if file.suffix in (".c", ".h"):
+            compile_all(file.parent)
 
     def noticing(self, mutation: Mutation) -> list[str]:
         """The first test that notices the mutation, if any does; known failures do not count."""

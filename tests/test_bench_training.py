@@ -226,7 +226,7 @@ def test_the_command_tries_recipes_in_processes_of_their_own(
     assert "svhn_small was tried on a stand-in: noise of 8x8" in printed.out
     assert "svhn_small, pi_vat: images" in printed.err
     record = json.loads(output.read_text())
-    assert record["machine"]["cores"]
+    assert record["origins"]["recipes"]["machine"]["cores"]
     assert [(t["recipe"], t["algorithm"]) for t in record["recipes"]] == [
         ("svhn_small", "pi_vat"),
         ("svhn_small", "manifold_graph"),

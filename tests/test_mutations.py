@@ -16,7 +16,9 @@ def test_it_finds_its_place_and_changes_it(mutation: Mutation) -> None:
     assert text.count(mutation.old) == 1
     broken = text.replace(mutation.old, mutation.new)
     assert broken != text
-    compile(broken, mutation.file, "exec")  # what cannot be read is noticed by every test, whatever it tests
+    if mutation.file.endswith(".py"):
+        # What cannot be read is noticed by every test, whatever it tests.
+        compile(broken, mutation.file, "exec")
 
 
 def test_no_two_are_the_same() -> None:

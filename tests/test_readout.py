@@ -144,7 +144,7 @@ def test_of_manifold_graph_the_refined_features_count(tmp_path: Path) -> None:
     images = loaded.preprocessing(load_dataset(config.data).images)[split["test"]]
     with torch.no_grad():
         raw = model.backbone(images)
-        refined = model.graph.refine_images(raw, model.prototype_embeddings)
+        refined = model.graph.refine_images(raw, model.prototype_embeddings, model.messages)
         torch.testing.assert_close(model.final_features(images), refined)
         torch.testing.assert_close(model(images), model.linear(refined))
     assert not torch.allclose(raw, refined)

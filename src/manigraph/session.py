@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from manigraph.algorithms.base import Algorithm
 from manigraph.build import Job
 from manigraph.errors import DiskFullError, Interrupted, NonFiniteLossError, UserError
+from manigraph.native import library
 from manigraph.nn import trained_state
 from manigraph.runs import RunDirectory, provenance, remove_leftovers, write_bytes
 from manigraph.runs.directory import State
@@ -289,6 +290,7 @@ class Session:
             "device": self.trainer.device.type,
             "threads": torch.get_num_threads(),
             "processes": self.processes.shard.size,
+            "native": self.trainer.device.type == "cpu" and library() is not None,
             "accumulate": self.execution.accumulate,
             "compile": self.execution.compile,
             "deterministic": self.execution.deterministic,
@@ -311,6 +313,7 @@ class Session:
             self.collapse.load_state_dict(snapshot.values["collapse"])
             self._kept_step = self.trainer.step
             now, then = self._computed_with(), snapshot.values["computed_with"]
+            then = {"native": False, **then}  # older runs know nothing of it
             changed = [name for name in now if now[name] != then.get(name)]
             if changed:
                 what = "; ".join(f"{name} {then.get(name)} then, {now[name]} now" for name in changed)

@@ -91,7 +91,7 @@ def test_the_order_is_reversed_from_round_to_round(clock: Clock) -> None:
 
 
 def test_the_order_is_reversed_from_the_warm_up_to_the_first_round(clock: Clock) -> None:
-    race = Race(clock, {"a": always(1), "b": always(2)})
+    race = Race(clock, {"a": always(2), "b": always(3)})
     race.run(Patience(least_rounds=1, most_rounds=1, warm_up=1))
     assert race.calls == ["b", "a", "a", "b"]
 
@@ -106,14 +106,20 @@ def test_rounds_that_warm_up_are_not_counted(clock: Clock) -> None:
 def test_short_work_is_done_several_times_in_a_turn(clock: Clock) -> None:
     race = Race(clock, {"a": always(0.1), "b": always(0.3)})
     seconds = race.run(Patience(least_rounds=2, most_rounds=2, warm_up=1, least_turn=0.25))
-    assert race.calls == ["b", "a", *3 * ["a"], "b", "b", *3 * ["a"]]
+    assert race.calls == ["b", "b", "a", "a", *3 * ["a"], "b", "b", *3 * ["a"]]
     assert seconds == {"a": pytest.approx([0.1, 0.1]), "b": pytest.approx([0.3, 0.3])}
+
+
+def test_how_often_is_not_decided_by_the_first_call_which_pays_for_more(clock: Clock) -> None:
+    race = Race(clock, {"a": lambda turn: 0.1 if turn else 0.9})
+    race.run(Patience(least_rounds=1, most_rounds=1, warm_up=1, least_turn=0.25))
+    assert len(race.calls) == 2 + 3
 
 
 def test_long_work_is_done_once_in_a_turn(clock: Clock) -> None:
     race = Race(clock, {"a": always(0.25), "b": always(9)})
     race.run(Patience(least_rounds=1, most_rounds=1, warm_up=1, least_turn=0.25))
-    assert race.calls == ["b", "a", "a", "b"]
+    assert race.calls == ["b", "a", "a", "a", "b"]
 
 
 def test_it_stops_when_all_ratios_are_settled(clock: Clock) -> None:

@@ -254,8 +254,14 @@ def test_reproduce_measures_once_and_continues(tmp_path: Path) -> None:
 def test_bench_prints_ratios(tmp_path: Path) -> None:
     arguments = ["--sections", "steps", "--scale", "0.01", "--output", "bench.json"]
     arguments += ["--history", "history.jsonl"]
+    earlier = {"power": [1], "origins": {"power": {"commit": "of another day"}}}
+    (tmp_path / "bench.json").write_text(json.dumps(earlier))
     output = manigraph("bench", *arguments, cwd=tmp_path).stdout
     assert "A training step: digits recipe" in output
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert found["power"] == [1]
+    assert found["origins"]["power"] == {"commit": "of another day"}
+    assert found["origins"]["steps"]["command"][:2] == ["manigraph", "bench"]
     assert "Manifold Graph / Π-VAT" in output
     ratios = json.loads((tmp_path / "bench.json").read_text())["steps"]
     assert {r["what"] for r in ratios if r["setting"] == "digits recipe"} == set(ALGORITHMS) - {"pi_vat"}

@@ -11,6 +11,7 @@ from manigraph.functional import (
     virtual_adversarial_direction,
     virtual_adversarial_perturbation,
 )
+from manigraph.functional.adversarial import unit_per_image
 from tests.helpers import normal, seeded
 from tests.reference import adversarial as reference
 
@@ -55,6 +56,20 @@ def test_direction_is_the_reference(num_power_iterations: int) -> None:
         network, images, target, start, xi=0.1, num_power_iterations=num_power_iterations
     )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_gradient_of_the_perturbation_alone_is_that_of_a_whole_backward_pass() -> None:
+    """To the bit, on a network with batch norm: what toolkits do, and then forget the weights' gradients."""
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.LeakyReLU(0.1), nn.Flatten(), nn.Linear(6, 4)]
+    network = nn.Sequential(*layers)
+    images, start = (normal(4, *IMAGE, seed=seed).float() for seed in (1, 8))
+    target = network(images).detach()
+    found = virtual_adversarial_direction(network, images, target, xi=0.1, start=start)
+    direction = unit_per_image(start).requires_grad_(True)
+    kl_divergence(target, network(images + 0.1 * direction)).sum().backward()
+    assert direction.grad is not None
+    assert torch.equal(found, unit_per_image(direction.grad))
 
 
 def test_direction_is_that_of_finite_differences() -> None:

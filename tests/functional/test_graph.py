@@ -9,11 +9,13 @@ from torch import Tensor
 from manigraph.functional import (
     attention_entropy,
     attention_weights,
+    context_messages,
     image_context,
     image_share,
     own_class_attention,
     prototype_context,
     refine,
+    refine_images,
     refine_prototypes,
 )
 from tests.helpers import assert_agree, check_gradients, normal, receivers, seeded, value_and_gradients
@@ -120,7 +122,12 @@ def test_refined_nodes_are_those_of_the_full_graphs(num_heads: int, scale: float
         refined_prototypes = refine_prototypes(p, p_g, f_g, w, b, scale=scale)
         return torch.cat([images.unsqueeze(1), refined_prototypes], dim=1)
 
-    assert_agree(ours, naive, features, prototypes, *embeddings, weight, bias)
+    def ours_with_messages(f: Tensor, p: Tensor, f_g: Tensor, p_g: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return refine_images(f, f_g, p_g, context_messages(p_g, w, b), w, scale=scale) + 0 * p.sum()
+
+    arguments = (features, prototypes, *embeddings, weight, bias)
+    assert_agree(ours, naive, *arguments)
+    assert_agree(ours_with_messages, lambda *args: naive(*args)[:, 0], *arguments)
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 4])

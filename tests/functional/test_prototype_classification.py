@@ -1,6 +1,7 @@
 """The classification of all refined prototypes, a few images at a time: section 5, L_clf,P."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -8,8 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from manigraph.functional import message_parts, prototype_cross_entropy, refine_prototypes
+from manigraph.functional import (
+    message_parts,
+    prototype_classification,
+    prototype_cross_entropy,
+    refine_prototypes,
+)
 from manigraph.functional.graph import MessageParts
+from manigraph.functional.prototype_classification import _add_gradients
 from tests.helpers import assert_agree, check_gradients, normal, receivers
 from tests.reference import graph as reference
 
@@ -111,11 +118,13 @@ def test_a_factor_on_the_loss_is_a_factor_on_its_gradient() -> None:
 
 
 def test_without_gradient_only_the_value_is_computed() -> None:
-    values = inputs(1)
-    with torch.no_grad():
-        assert torch.equal(
-            ours(**values), ours(**{name: v.requires_grad_(True) for name, v in values.items()})
-        )
+    values = {name: value.requires_grad_(True) for name, value in inputs(1).items()}
+    with patch.object(prototype_classification, "_add_gradients", wraps=_add_gradients) as added:
+        with torch.no_grad():
+            value = ours(**values)
+        assert not added.called
+        assert torch.equal(ours(**values), value)
+        assert added.called
 
 
 def test_under_autocast_it_is_computed_in_the_precision_of_the_classifier() -> None:

@@ -114,6 +114,7 @@ def test_frozen_model_carries_p_times_d_numbers_and_no_generator() -> None:
     frozen = model.frozen()
     state = frozen.state_dict()
     assert state["prototype_embeddings"].numel() == 12 * model.backbone.feature_size
+    assert state["messages"].numel() == model.graph.num_heads * 12 * model.backbone.feature_size
     assert not any("nodes" in name for name in state)
     assert (
         "prototype_embeddings" not in graph_classifier("generated", graph_is_on=False).frozen().state_dict()

@@ -26,8 +26,8 @@ class _Nodes(torch.nn.Module):
         self.graph = graph
 
     def forward(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        g = self.graph.embedding(prototypes)
-        images = self.graph.refine_images(features, g)
+        _, g, messages = self.graph.nodes(prototypes)
+        images = self.graph.refine_images(features, g, messages)
         refined = self.graph.refine_prototypes(prototypes, g, features)
         return torch.cat([images, refined.flatten(0, 1)])
 
@@ -85,15 +85,31 @@ def test_number_of_graphs_in_which_prototypes_are_refined(
     assert refined.shape == (graphs, P, D)
 
 
+@pytest.mark.parametrize("prototype_update", ["per_image", "shared", "none"])
+def test_it_works_in_half_precision_throughout(prototype_update: PrototypeUpdate) -> None:
+    graph = layer(2, prototype_update)
+    features, prototypes = normal(B, D, seed=1), normal(P, D, seed=2)
+    expected = _Nodes(graph)(features, prototypes)
+    found = _Nodes(graph.bfloat16())(features.bfloat16(), prototypes.bfloat16())
+    torch.testing.assert_close(found.double(), expected, rtol=0.1, atol=0.1)
+
+
+def test_no_images_are_refined_to_none() -> None:
+    graph = layer(2, "per_image")
+    _, g, messages = graph.nodes(normal(P, D, seed=2))
+    assert graph.refine_images(torch.empty(0, D).double(), g, messages).shape == (0, D)
+
+
 def test_images_do_not_see_each_other() -> None:
     graph = layer(2, "per_image")
     features, prototypes = normal(B, D, seed=1), normal(P, D, seed=2)
     changed = features.clone()
     changed[1] += 1
-    g = graph.embedding(prototypes)
+    _, g, messages = graph.nodes(prototypes)
     for kind in ("images", "prototypes"):
         if kind == "images":
-            before, after = graph.refine_images(features, g), graph.refine_images(changed, g)
+            before = graph.refine_images(features, g, messages)
+            after = graph.refine_images(changed, g, messages)
         else:
             before = graph.refine_prototypes(prototypes, g, features)
             after = graph.refine_prototypes(prototypes, g, changed)

@@ -21,6 +21,7 @@ from manigraph.catalogue import ALGORITHMS
 from manigraph.config import Config
 from manigraph.engine import evaluate_run, resume, train
 from manigraph.errors import Interrupted, UserError
+from manigraph.native import library, use_native
 from manigraph.runs import RunDirectory
 from manigraph.training.checkpoint import Checkpoints
 from manigraph.training.execution import Execution
@@ -294,6 +295,19 @@ def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
         torch.set_num_threads(threads)
     assert len(listening.warnings) == 1
     assert "threads 1 then, 2 now" in listening.warnings[0]
+
+
+def test_other_operations_are_told(tmp_path: Path) -> None:
+    if library() is None:
+        pytest.skip("manigraph.native was not compiled for this machine: no C compiler at install")
+    run = interrupted(tmp_path, 9, config(steps=11))
+    listening = Listening()
+    try:
+        resume(run.path, execution=dataclasses.replace(ALONE, native=False), observer=listening)
+    finally:
+        use_native(True)
+    assert len(listening.warnings) == 1
+    assert "native True then, False now" in listening.warnings[0]
 
 
 def test_a_run_that_went_on_meanwhile_is_not_taken_back(

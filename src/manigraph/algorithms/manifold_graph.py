@@ -62,7 +62,7 @@ from manigraph.nn import (
     frozen_running_statistics,
 )
 from manigraph.nn.backbones.base import Backbone
-from manigraph.nn.classifier import Nodes
+from manigraph.nn.manifold_graph import Nodes
 
 
 class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
@@ -245,7 +245,7 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
         C, graph = self.model.num_classes, self.model.graph
         dtype = self.model.linear.weight.dtype  # whatever precision the passes had
         features, predictions = features.detach().to(dtype), clean_logits.detach()
-        prototypes, node_embeddings = (tensor.detach().to(dtype) for tensor in nodes)
+        prototypes, node_embeddings, _ = (tensor.detach().to(dtype) for tensor in nodes)
 
         @torch.no_grad()
         def health() -> dict[str, float]:

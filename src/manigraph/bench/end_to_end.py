@@ -1,15 +1,19 @@
 """Data and step together: our loop against a DataLoader of PIL images, two workers and a lean step.
 
-On the images of SVHN where they are on this machine, else on noise of the same size.
+The lean step is measured three times: with torch's own operations in the layout that is fast here (channels
+last), plain as in `narrow.py`, and with our layers, as they are in ours. On the images of SVHN where they
+are on this machine, else on noise of the same size. Each contender has a process of its own, of which only
+the plain one gives its freed memory back to the system, as torch does by itself: `python -m
+manigraph.bench.end_to_end SETTING CONTENDER`.
 """
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import active_children
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,30 +22,38 @@ from torch.utils.data import DataLoader
 
 from manigraph.bench.data import PilImages, random_dataset
 from manigraph.bench.lean import lean_step
+from manigraph.bench.narrow import make_plain
 from manigraph.bench.settings import TINY, NetworkSetting
 from manigraph.bench.turns import Patience, Ratio, Target, Work, ratio_of, take_turns
+from manigraph.bench.workers import in_processes, serve
 from manigraph.build import Job, build, load_dataset
-from manigraph.config import Config
 from manigraph.contract import Batch
 from manigraph.data.batches import BatchConfig
 from manigraph.data.preprocessing import Standardise
 from manigraph.data.sources.base import Dataset
 from manigraph.errors import UserError
+from manigraph.native import native
 from manigraph.recipes.measured import finish
 from manigraph.training.execution import Execution
+from manigraph.training.memory import keep_freed_memory
 
 TARGET = Target("at least", 1.5)
-USUAL = "a DataLoader of PIL images, 2 workers, and a lean step"
+USUAL = "a DataLoader of PIL images, 2 workers, and a lean step in plain torch"
+PLAIN = "the same in torch's usual layout, NCHW"
+SAME = "the same with our layers in the lean step, which leaves only the data"
 OURS = "ours"
 ALGORITHM = "pi_vat"
+SETTINGS = {"whole": NetworkSetting(width=0.25), "tiny": TINY}
 STEPS_A_ROUND = 5
 """Workers prepare some batches ahead; a single step would not wait for its own."""
 
 
-def images_of_svhn(config: Config[Any]) -> Dataset:
-    """SVHN, or noise of its size where it is not at hand."""
+def images_of(setting: NetworkSetting) -> Dataset:
+    """SVHN, or noise of its size where it is not at hand; noise for the tiny network."""
+    if setting == TINY:
+        return random_dataset(4000, setting.side)
     try:
-        return load_dataset(replace(config.data, name="svhn"))
+        return load_dataset(replace(setting.config(ALGORITHM).data, name="svhn"))
     except UserError:
         return random_dataset(73_257)
 
@@ -75,7 +87,8 @@ class UsualBatches(Iterator[Batch]):
     they take nothing from others.
     """
 
-    def __init__(self, job: Job, dataset: Dataset, batch: BatchConfig) -> None:
+    def __init__(self, job: Job, dataset: Dataset, batch: BatchConfig, layout: torch.memory_format) -> None:
+        self._layout = layout
         fitted = Standardise.fit(dataset.images[dataset.train[:4000]])
         mean, std = ([figure / 255 for figure in figures] for figures in (fitted.mean, fitted.std))
 
@@ -91,7 +104,7 @@ class UsualBatches(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         views = {
-            name: view.contiguous(memory_format=torch.channels_last) if view.ndim == 4 else view
+            name: view.contiguous(memory_format=self._layout) if view.ndim == 4 else view
             for name, view in next(self._loader).items()
         }
         return Batch(
@@ -120,40 +133,56 @@ class UsualBatches(Iterator[Batch]):
 
 
 @contextmanager
-def contenders(setting: NetworkSetting) -> Iterator[dict[str, Work]]:
-    """A few steps each, batches made on the way."""
+def work_of(contender: str, setting: NetworkSetting) -> Iterator[Work]:
+    """A few steps, batches made on the way."""
     config = setting.config(ALGORITHM)
-    dataset = random_dataset(4000, setting.side) if setting == TINY else images_of_svhn(config)
+    dataset = images_of(setting)
     job = build(config, dataset=dataset, execution=Execution(device="cpu"))
-    lean = lean_step(job)
-    usual = UsualBatches(job, dataset, config.batch)
 
     def our_work() -> None:
         for _ in range(STEPS_A_ROUND):
             job.trainer.train_step(next(job.batches))
         finish(job.trainer.device)
 
+    if contender == OURS:
+        yield our_work
+        return
+    lean = lean_step(job)
+    if contender == PLAIN:
+        make_plain(lean.modules)
+    layout = torch.contiguous_format if contender == PLAIN else torch.channels_last
+    usual = UsualBatches(job, dataset, config.batch, layout)
+
     def usual_work() -> None:
         usual.resume()
-        for _ in range(STEPS_A_ROUND):
-            lean(next(usual))
+        with native(contender == SAME):
+            for _ in range(STEPS_A_ROUND):
+                lean(next(usual))
         finish(job.trainer.device)
         usual.pause()
 
     try:
-        yield {OURS: our_work, USUAL: usual_work}
+        yield usual_work
     finally:
         usual.close()
 
 
 def run_end_to_end_benchmark(scale: float, tell: Callable[[str], None]) -> list[Ratio]:
     """Images per second of ours by those of the usual way: the ratio of times, the other way round."""
-    setting = NetworkSetting(width=0.25) if scale >= 1 else TINY
-    with torch.random.fork_rng(), contenders(setting) as work:
-        seconds = take_turns(
-            work,
-            Patience(tolerance=0.02).scaled(scale),
-            lambda rounds: tell(f"end to end: round {rounds}"),
-        )
-    name = f"{STEPS_A_ROUND} steps of Π-VAT with their data, {setting.name}"
-    return [ratio_of(seconds, USUAL, OURS, setting=name, target=TARGET)]
+    which = "whole" if scale >= 1 else "tiny"
+    with in_processes(__name__, {name: (which, name) for name in (OURS, USUAL, PLAIN, SAME)}) as work:
+        patience = Patience(tolerance=0.02, most_seconds=240).scaled(scale)
+        seconds = take_turns(work, patience, lambda rounds: tell(f"end to end: round {rounds}"))
+    setting = SETTINGS[which]
+    name = f"{STEPS_A_ROUND} steps of Π-VAT with their data ({images_of(setting).name}), {setting.name}"
+    return [
+        ratio_of(seconds, usual, OURS, setting=name, target=target)
+        for usual, target in ((USUAL, TARGET), (PLAIN, None), (SAME, None))
+    ]
+
+
+if __name__ == "__main__":
+    if sys.argv[2] != PLAIN:
+        keep_freed_memory()
+    with work_of(sys.argv[2], SETTINGS[sys.argv[1]]) as own_work:
+        serve(own_work)

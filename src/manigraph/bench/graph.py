@@ -72,7 +72,7 @@ def written_out_graphs(case: GraphCase, images: int) -> Tensor:
     """Classification of images and prototypes, each image with its own graph; of the first few images."""
     model, config = case.method.model, case.method.config
     graph, C = model.graph, model.num_classes
-    prototypes = model.class_nodes().prototypes
+    prototypes = model.nodes()
     own = case.features[:images].unsqueeze(1)
     nodes = torch.cat([own, prototypes.expand(images, -1, -1)], dim=1)  # (b, P + 1, D)
     g = F.leaky_relu(graph.embed(nodes), LEAKY_SLOPE)
@@ -91,7 +91,7 @@ def written_out_graphs(case: GraphCase, images: int) -> Tensor:
 def written_out_losses(case: GraphCase) -> Tensor:
     """Anchor and divergence, every triplet a number."""
     method, config, C = case.method, case.method.config, case.method.model.num_classes
-    prototypes = method.model.class_nodes().prototypes
+    prototypes = method.model.nodes()
     centres = class_centres(prototypes, C)
     pseudo_labels = nearest_centre(case.features[LABELLED:], centres)
     own_classes = torch.arange(C).repeat_interleave(config.prototypes_per_class)
@@ -187,4 +187,7 @@ def run_growth_benchmark(scale: float, tell: Callable[[str], None]) -> list[Grow
 if __name__ == "__main__":
     from dataclasses import asdict
 
+    from manigraph.training.memory import keep_freed_memory
+
+    keep_freed_memory()  # as training does
     print(json.dumps(asdict(measure_growth(int(sys.argv[1])))))

@@ -55,8 +55,8 @@ class LoopSetting:
 LOOP_SETTINGS = (
     LoopSetting("pi_vat", width=0.25, unlabelled=64, rounds=20),
     LoopSetting("manifold_graph", width=0.25, unlabelled=64, rounds=20),
-    LoopSetting("pi_vat", width=1.0, unlabelled=128, rounds=4, only_whole=True),
-    LoopSetting("manifold_graph", width=1.0, unlabelled=128, rounds=4, only_whole=True),
+    LoopSetting("pi_vat", width=1.0, unlabelled=128, rounds=6, only_whole=True),
+    LoopSetting("manifold_graph", width=1.0, unlabelled=128, rounds=6, only_whole=True),
 )
 
 
@@ -241,10 +241,11 @@ def graph_passes(model: GraphClassifier, batch: Batch) -> Passes:
         model.zero_grad(set_to_none=True)
         nodes = model.class_nodes()
         features = backbone(clean)
-        clean_logits = model.classify(features, nodes)
+        embeddings = model.graph.embedding(features)
+        clean_logits = model.classify(features, nodes, embeddings)
         torch.autograd.grad(model.classify(backbone(probe), nodes), probe, student_cotangent)
         student_logits = model.classify(backbone(student), nodes)
-        prototype_loss = model.prototype_loss(nodes, features, classes)
+        prototype_loss = model.prototype_loss(nodes, features, classes, embeddings)
         torch.autograd.backward(
             [clean_logits, student_logits, prototype_loss],
             [clean_cotangent, student_cotangent, torch.ones_like(prototype_loss)],

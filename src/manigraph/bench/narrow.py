@@ -1,25 +1,25 @@
 """Narrow networks, which most first users will run on a CPU: a step of ours against a plain eager one.
 
-The plain step is the lean one of `lean.py` on weights and images in torch's usual layout (NCHW), with torch's
-own dropout and activations that keep what went in. Each step has a process of its own, of which only ours
-keeps its freed memory, as training does. `python -m manigraph.bench.narrow SETTING CONTENDER` is such a
-process.
+The plain step is the lean one of `lean.py` on weights and images in torch's usual layout (NCHW), with
+torch's own operations, dropout and activations that keep what went in. Each step has a process of its own,
+of which only ours keeps its freed memory, as training does. `python -m manigraph.bench.narrow SETTING
+CONTENDER` is such a process.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 from manigraph.bench.lean import lean_step
-from manigraph.bench.settings import TINY, NetworkSetting
+from manigraph.bench.settings import TINY, NetworkSetting, use_usual_layout
 from manigraph.bench.turns import Patience, Ratio, Target, Work, ratio_of, take_turns
 from manigraph.bench.workers import in_processes, serve
 from manigraph.build import Job, build
 from manigraph.catalogue import RECIPES
 from manigraph.contract import Batch
+from manigraph.native import native
 from manigraph.nn.dropout import Dropout
 from manigraph.recipes.measured import finish
 from manigraph.training.execution import Execution
@@ -66,7 +66,8 @@ def work_of(contender: str, job: Job) -> Work:
 
     def work() -> None:
         if contender == PLAIN:
-            plain(usual)
+            with native(False):
+                plain(usual)
         else:
             trainer.train_step(batch)
         finish(trainer.device)
@@ -76,9 +77,7 @@ def work_of(contender: str, job: Job) -> Work:
 
 def make_plain(module: nn.Module) -> None:
     """Turn our networks into what one would write without thinking of speed."""
-    for parameter in module.parameters():
-        # `contiguous` would leave 1x1 kernels as they are, whose strides say "channels last".
-        parameter.data = torch.empty(parameter.shape).copy_(parameter.data)
+    use_usual_layout(module)
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.LeakyReLU):

@@ -71,6 +71,8 @@ def run_power_benchmark(scale: float, tell: Callable[[str], None]) -> list[Ratio
     with torch.random.fork_rng():
         ours, by_backward = setting.job("vat"), setting.job("vat")
         work = contenders(ours, by_backward, next(ours.batches))
-        seconds = take_turns(work, Patience().scaled(scale), lambda n: tell(f"power step: round {n}"))
+        seconds = take_turns(
+            work, Patience(most_seconds=240).scaled(scale), lambda n: tell(f"power step: round {n}")
+        )
     name = f"a step of VAT, {setting.name}"
     return [ratio_of(seconds, BACKWARD, OURS, setting=name, target=TARGET)]

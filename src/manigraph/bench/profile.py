@@ -12,15 +12,16 @@ from manigraph.bench.turns import Target
 from manigraph.build import Job
 
 KINDS = {
-    "convolutions": ("convolution",),
-    "batch norm": ("batch_norm",),
-    "activations": ("leaky_relu",),
+    "convolutions": ("convolution", "Winograd"),
+    "batch norm, with its activation where they are one": ("batch_norm", "NormalisedActivation"),
+    "other activations": ("leaky_relu",),
+    "classification of prototypes": ("PrototypeCrossEntropy",),
     "products of matrices": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "linear"),
     "pooling": ("max_pool", "avg_pool"),
     "random numbers": ("random_", "normal_", "bernoulli_", "uniform_", "randint", "aten::lt"),
     "memory: copies, zeros, sums of gradients": ("copy_", "fill_", "zero_", "aten::add_", "aten::cat"),
 }
-OTHER = "everything else, and Python"
+OTHER = "other operations"
 
 
 @dataclass(frozen=True)

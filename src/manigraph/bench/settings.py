@@ -4,6 +4,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+import torch
+from torch import nn
+
 from manigraph.bench.data import random_dataset
 from manigraph.build import Job, build
 from manigraph.catalogue import RECIPES
@@ -47,6 +50,13 @@ class NetworkSetting:
         """Ready to train."""
         dataset = random_dataset(4000, self.side, self.classes)
         return build(self.config(algorithm), dataset=dataset, execution=Execution(device="cpu"))
+
+
+def use_usual_layout(module: nn.Module) -> None:
+    """Give a network's weights torch's usual layout, in place."""
+    for parameter in module.parameters():
+        # `contiguous` would leave 1x1 kernels as they are, whose strides say "channels last".
+        parameter.data = torch.empty(parameter.shape).copy_(parameter.data)
 
 
 TINY = NetworkSetting(width=1 / 16, labelled=10, unlabelled=20, side=8)

@@ -6,9 +6,9 @@ puts the toolkits where nothing else finds them; what they need beyond torch, nu
 stubbed, so that no other torch is pulled in. All contenders have CNN-13 of the same width with the same
 first weights, the same batch, ready in memory, and the same threads. Ours is `Trainer.train_step` as in
 every run, with weights in torch's channels-last layout, and with an entropy term where theirs has one.
-Theirs have torch's default layout, and optimiser, schedule and average of the weights as the toolkit's own
-defaults have them. How often the network is run, and what of it is in the gradient, is their code's
-decision: that is what is measured.
+Theirs have torch's default layout and its own operations, and optimiser, schedule and average of the
+weights as the toolkit's own defaults have them. How often the network is run, and what of it is in the
+gradient, is their code's decision: that is what is measured.
 
 **semilearn.** `semilearn.get_config` with its defaults (SGD with Nesterov momentum, cosine, average of the
 weights, `use_cat`) and `semilearn.get_algorithm` build the algorithm around our network, which is wrapped,
@@ -63,12 +63,14 @@ from sklearn.base import ClassifierMixin
 from torch import Tensor, nn
 
 from manigraph.bench.data import random_dataset
+from manigraph.bench.settings import use_usual_layout
 from manigraph.bench.turns import Patience, Ratio, Target, Work, ratio_of, take_turns
 from manigraph.build import Job, build
 from manigraph.catalogue import RECIPES
 from manigraph.contract import Batch
 from manigraph.data.batches import BatchConfig
 from manigraph.errors import UserError
+from manigraph.native import native
 from manigraph.nn.classifier import Classifier
 from manigraph.training.execution import Execution
 
@@ -455,13 +457,14 @@ def our_name(comparable: Comparable) -> str:
 
 
 def their_step(toolkit: Toolkit, algorithm: str, job: Job, batch: Batch) -> Step:
-    """A step of a toolkit with the network of our job as it is now, in torch's default layout.
+    """A step of a toolkit with the network of our job as it is now, in torch's default layout and operations.
 
     Inside `importable` only, as are the steps themselves.
     """
     model = copy.deepcopy(job.trainer.algorithm.model)
-    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # missing in its stub
-    return toolkit.make_step(algorithm, model, Images.of(batch))
+    use_usual_layout(model)
+    step = toolkit.make_step(algorithm, model, Images.of(batch))
+    return replace(step, take=native(False)(step.take))
 
 
 def compare_with_toolkits(

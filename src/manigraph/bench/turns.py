@@ -14,6 +14,8 @@ from typing import Literal
 
 Work = Callable[[], object]
 
+COLD_FACTOR = 8
+"""How much longer the first call of short work may take than later ones."""
 LEAST_FOR_AN_INTERVAL = 6
 """Of fewer values even the whole range holds the median with less than 95 %."""
 
@@ -91,13 +93,11 @@ def take_turns(
     began = time.perf_counter()
     for turn in range(-patience.warm_up, patience.most_rounds):
         for name in names if turn % 2 == 0 else reversed(names):
-            start = time.perf_counter()
-            for _ in range(repeats[name]):
-                contenders[name]()
-            took = (time.perf_counter() - start) / repeats[name]
+            took = _seconds_of(contenders[name], repeats[name])
             if turn >= 0:
                 seconds[name].append(took)
-            else:
+            elif took < COLD_FACTOR * patience.least_turn:
+                took = _seconds_of(contenders[name], 1)  # that of the first call pays for memory and kernels
                 repeats[name] = max(1, math.ceil(patience.least_turn / max(took, 1e-3)))
         on_round(max(0, turn + 1))
         if turn + 1 < patience.least_rounds:
@@ -105,6 +105,13 @@ def take_turns(
         if time.perf_counter() - began > patience.most_seconds or _is_settled(seconds, patience.tolerance):
             break
     return seconds
+
+
+def _seconds_of(work: Work, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return (time.perf_counter() - start) / repeats
 
 
 def _is_settled(seconds: Mapping[str, Sequence[float]], tolerance: float) -> bool:

@@ -26,6 +26,7 @@ Section = Literal[
     "power",
     "methods",
     "narrow",
+    "native",
     "end_to_end",
     "inference",
     "startup",
@@ -40,6 +41,8 @@ Section = Literal[
     "recipes",
 ]
 
+ORIGINS = "origins"
+"""In the file of results: of each section the command, commit, machine and time."""
 SECONDS_BETWEEN_LINES = 5.0
 """Where there is no terminal, progress is a line now and then."""
 
@@ -51,18 +54,19 @@ class BenchOptions:
     sections: tuple[Section, ...] = ("steps", "graph", "power", "narrow", "inference", "startup", "data")
     """`steps`: what the graph costs, a step of each method by one of Π-VAT; `graph`: ours by graphs written
     out; `growth`: with the number of classes; `power`: VAT's power step; `methods`: each method's step by a
-    lean one; `narrow`: small networks; `end_to_end`: data and step; `inference`: prediction; `startup`: until
-    something happens; `peak`: how near to what the machine can multiply; `profile`: where the time of a
-    step goes; `attention`: to prototypes of the nearest classes only, and what that loses; `toolkits`: public
-    toolkits' steps; `data`: batches against a DataLoader of PIL images; `memory`: training on 100,000 files;
-    `loop`: the whole loop against the bare passes of the network; `compile`: a compiled network against the
-    same without; `recipes`: the first iterations of every recipe at its own width, a quarter of an hour on
-    two cores."""
+    lean one; `narrow`: small networks; `native`: what the inner loops in C bring; `end_to_end`: data and
+    step; `inference`: prediction; `startup`: until something happens; `peak`: how near to what the machine
+    can multiply; `profile`: where the time of a step goes; `attention`: to prototypes of the nearest
+    classes only, and what that loses; `toolkits`: public toolkits' steps; `data`: batches against a
+    DataLoader of PIL images; `memory`: training on 100,000 files; `loop`: the whole loop against the bare
+    passes of the network; `compile`: a compiled network against the same without; `recipes`: the first
+    iterations of every recipe at its own width, a quarter of an hour on two cores."""
     scale: float = 1.0
     """Multiplier on the number of rounds and files; 0.1 is a quick look. Below 1, networks are tiny and the
     paper's width is left out: the figures say little then."""
     output: Path | None = None
-    """JSON file to write the figures to, with commit and machine."""
+    """JSON file to put the figures into, each section with its command, commit and machine; other sections
+    that are in it stay."""
     recipes: tuple[str, ...] = ()
     """Recipes that the section `recipes` tries; by default all but `folder`."""
     algorithms: tuple[str, ...] = ()
@@ -96,20 +100,23 @@ def run(arguments: list[str]) -> int:
     _check(options)
 
     from manigraph.runs import provenance, write_json
+    from manigraph.training.memory import keep_freed_memory
 
+    keep_freed_memory()  # as training does
     console = Console()
     origin = provenance()  # of the code as it starts, before any file in it is written
-    results: dict[str, Any] = {}
+    results = _earlier(options.output)
     failed = False
     for section in options.sections:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             answer = _MEASURE[section](options, _teller(progress, section))
         results[section] = [asdict(figure) for figure in answer.figures]
+        results[ORIGINS] = {**results.get(ORIGINS, {}), section: origin}
         failed |= answer.failed
         answer.show()
         # Now: the next section may fail.
         if options.output is not None:
-            write_json(options.output, {**origin, **results})
+            write_json(options.output, results)
         if options.history is not None:
             _remember(options.history, origin, section, results[section])
     if options.output is not None:
@@ -117,6 +124,17 @@ def run(arguments: list[str]) -> int:
     if options.history is not None:
         console.print(f"added to {options.history}", highlight=False)
     return int(failed)
+
+
+def _earlier(output: Path | None) -> dict[str, Any]:
+    """What other commands have put into the file; sections that are measured again replace theirs."""
+    if output is None or not output.exists():
+        return {}
+    try:
+        earlier = json.loads(output.read_text(encoding="utf-8"))
+        return {**earlier, ORIGINS: dict(earlier[ORIGINS])}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"'{output}' holds other things: move it away or name another file") from None
 
 
 def _remember(history: Path, origin: dict[str, Any], section: str, figures: list[dict[str, Any]]) -> None:
@@ -144,6 +162,7 @@ def _check(options: BenchOptions) -> None:
     for name in options.algorithms:
         if name not in ALGORITHMS:
             raise UnknownNameError("algorithm", name, ALGORITHMS)
+    _earlier(options.output)
     if "toolkits" in options.sections:
         from manigraph.bench.toolkits import toolkits_problem
 
@@ -463,6 +482,7 @@ _MEASURE: dict[Section, Callable[[BenchOptions, Told], Answer]] = {
     "power": _timed("VAT's power step", "power:run_power_benchmark"),
     "methods": _timed("A step of each method", "methods:run_methods_benchmark"),
     "narrow": _timed("Narrow networks", "narrow:run_narrow_benchmark"),
+    "native": _timed("Inner loops in C", "native:run_native_benchmark"),
     "end_to_end": _timed("Data and step", "end_to_end:run_end_to_end_benchmark"),
     "inference": _timed("Prediction, images per second", "inference:run_inference_benchmark"),
     "startup": _timed("Start", "startup:run_startup_benchmark"),

@@ -38,12 +38,14 @@ from manigraph.functional.ensemble import accumulated, bias_corrected
 from manigraph.functional.graph import (
     attention_entropy,
     attention_weights,
+    context_messages,
     image_context,
     image_share,
     message_parts,
     own_class_attention,
     prototype_context,
     refine,
+    refine_images,
     refine_prototypes,
 )
 from manigraph.functional.mixing import (
@@ -82,6 +84,7 @@ __all__ = [
     "class_imbalance",
     "clustering_loss",
     "confident_cross_entropy",
+    "context_messages",
     "cosine_similarity",
     "divergence",
     "entropy",
@@ -107,6 +110,7 @@ __all__ = [
     "prototype_cross_entropy",
     "prototype_similarity",
     "refine",
+    "refine_images",
     "refine_prototypes",
     "sharpen",
     "soft_cross_entropy",

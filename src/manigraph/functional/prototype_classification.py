@@ -4,12 +4,12 @@ Their features have B·P·D numbers and their logits B·P·C; at C = 1000 and K 
 for small networks their traffic through memory is most of what the graph costs. So the loss is computed for a
 few images at a time, and since it is one number, its gradient can be taken at once, while the features of
 those images are still at hand; nothing of that size is kept for the backward pass.
+
+Where the inner loops in C are there and suit (`manigraph.native`), a few images and prototypes at a time are
+taken through all of it within the processor's caches.
 """
 
-import math
-from collections.abc import Sequence
-from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manigraph.functional.graph import LEAKY_SLOPE, MessageParts
+from manigraph.native import prototype_classification as native
 
 NUMBERS_AT_ONCE = 1 << 20
-"""How many features or logits are held at a time: 4 MB. With less, starting operations costs more than caches
-save; with more, it is the other way round."""
+"""How many features or logits a block has: 4 MB; five such blocks are held at a time. With less, starting
+operations costs more than caches save; with more, it is the other way round."""
 NUMBERS_AT_ONCE_ON_GPU = 1 << 24
 """The same where starting an operation is dear and memory fast."""
 
@@ -44,16 +45,14 @@ def prototype_cross_entropy(
         bias: Likewise.
         classes: Class of every prototype.
         numbers_at_once: How much to hold at a time, by default what suits the device; the sum is the same up
-            to rounding.
+            to rounding. If given, torch's operations do the work.
     """
-    if numbers_at_once is None:
-        numbers_at_once = NUMBERS_AT_ONCE if weight.device.type == "cpu" else NUMBERS_AT_ONCE_ON_GPU
     loss: Tensor
     inputs = [tensor.to(weight.dtype) for tensor in (*parts, weight, bias)]  # whatever autocast made of them
-    with torch.autocast(weight.device.type, enabled=False):
-        # Without gradient around, inputs that could have one are still marked as such.
-        inputs = inputs if torch.is_grad_enabled() else [tensor.detach() for tensor in inputs]
-        loss = _PrototypeCrossEntropy.apply(*inputs, classes, numbers_at_once)  # type: ignore[no-untyped-call]
+    # Without gradient around, inputs that could have one are still marked as such.
+    inputs = inputs if torch.is_grad_enabled() else [tensor.detach() for tensor in inputs]
+    # Autocast leaves operations alone that write into memory which is there, as all products here do.
+    loss = _PrototypeCrossEntropy.apply(*inputs, classes, numbers_at_once)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -70,54 +69,99 @@ class _PrototypeCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         classes: Tensor,
-        numbers_at_once: int,
+        numbers_at_once: int | None,
     ) -> Tensor:
+        inputs = (without_image, of_prototypes, of_image, share, weight, bias)
+        if numbers_at_once is None and native.suits(inputs, classes):
+            with_gradient = any(context.needs_input_grad)
+            loss, gradients = native.cross_entropy(inputs, classes, with_gradient=with_gradient)
+            context.save_for_backward(*gradients)
+            return loss
+        if numbers_at_once is None:
+            numbers_at_once = NUMBERS_AT_ONCE if weight.device.type == "cpu" else NUMBERS_AT_ONCE_ON_GPU
         (B, _, P), (C, D) = share.shape, weight.shape
         rows = max(1, numbers_at_once // max(C, D))
         images_at_once, prototypes_at_once = min(B, max(1, rows // P)), min(P, rows)
-        inputs = (without_image, of_prototypes, of_image, share, weight, bias)
-        wants_gradient = any(context.needs_input_grad)
-        gradients = [torch.zeros_like(tensor) for tensor in inputs] if wants_gradient else []
-        # All that the loss of a node is made of: its largest logit and probability and its own logit.
-        largest, certainty, own = share.new_empty(3, B, P)
+        parts = MessageParts(without_image, of_prototypes, of_image, share)
+        gradients = ()
+        if any(context.needs_input_grad):
+            gradients = tuple(torch.zeros_like(tensor) for tensor in (*parts, weight, bias))
         space = _Space(weight, images_at_once * prototypes_at_once)
-        for first_image, first_prototype in product(
-            range(0, B, images_at_once), range(0, P, prototypes_at_once)
-        ):
-            images = slice(first_image, min(B, first_image + images_at_once))
-            nodes = slice(first_prototype, min(P, first_prototype + prototypes_at_once))
-            block, shape = (
-                _part(inputs, images, nodes),
-                (images.stop - first_image, nodes.stop - first_prototype),
+        losses = []
+        for first in range(0, P, prototypes_at_once):
+            nodes = slice(first, min(P, first + prototypes_at_once))
+            images = _by_images(parts, nodes, images_at_once)
+            to_images = (
+                _by_images(MessageParts(*gradients[:4]), nodes, images_at_once) if gradients else images
             )
-            features, change, back = space.features(shape)  # (b, p, D)
-            logits, probabilities = space.logits(shape)  # (bp, C)
-            _refine(features, change, block)
-            torch.addmm(bias, features.flatten(0, 1), weight.T, out=logits)
-            torch.softmax(logits, dim=1, out=probabilities)
-            targets = classes[nodes].expand(shape).reshape(-1, 1)  # (bp, 1)
-            largest[images, nodes] = logits.amax(dim=1).view(shape)
-            certainty[images, nodes] = probabilities.amax(dim=1).view(shape)
-            own[images, nodes] = logits.gather(1, targets).view(shape)
-            if wants_gradient:
-                errors = probabilities.scatter_add_(1, targets, space.minus_one.expand_as(targets))
-                torch.mm(errors, weight, out=back.flatten(0, 1))
-                *_, to_weight, to_bias = gradients
-                to_weight.addmm_(errors.T, features.flatten(0, 1))
-                to_bias.add_(errors.sum(dim=0))
-                _add_gradients(_part(gradients, images, nodes), block, features, change, back)
+            block = space.block(classes[nodes], images_at_once)
+            for part, to_part in zip(images, to_images, strict=True):
+                if len(part.shares[0]) < images_at_once:
+                    block = space.block(classes[nodes], len(part.shares[0]))
+                _refine(block, part)
+                torch.addmm(bias, block.rows, weight.T, out=block.logits)
+                torch.softmax(block.logits, dim=1, out=block.probabilities)
+                losses.append(_losses(block))
+                if gradients:
+                    *_, to_weight, to_bias = gradients
+                    errors = block.probabilities
+                    errors.view(-1).index_add_(0, block.own, space.minus_one.expand_as(block.own))
+                    torch.mm(errors, weight, out=block.back_rows)
+                    to_weight.addmm_(errors.T, block.rows)
+                    to_bias.add_(errors.sum(dim=0))
+                    _add_gradients(to_part, block, part)
         for gradient in gradients:
             gradient /= B * P
         context.save_for_backward(*gradients)
-        # The largest probability is at least 1 / C: its logarithm is exact; that of the own one may not be.
-        loss: Tensor = (largest - own).sub_(certainty.log_()).mean(dtype=torch.float64)
-        return loss.to(weight.dtype)
+        return torch.cat(losses).mean(dtype=torch.float64).to(weight.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, output_gradient: Tensor) -> tuple[Tensor | None, ...]:
         gradients = context.saved_tensors
         return (*(output_gradient * gradient for gradient in gradients), None, None)
+
+
+class _Part(NamedTuple):
+    """What some images and some prototypes have to do with it, head by head."""
+
+    without_image: Tensor
+    """(p, D)"""
+    of_prototypes: tuple[Tensor, ...]
+    """(p, D) each."""
+    of_image: tuple[Tensor, ...]
+    """(b, D) each."""
+    shares: tuple[Tensor, ...]
+    """(b, p) each."""
+
+
+def _by_images(parts: MessageParts, nodes: slice, images_at_once: int) -> list[_Part]:
+    """Some prototypes with a few images at a time. To cut all at once is cheaper than one by one."""
+    without_image, of_prototypes = parts.without_image[nodes], parts.of_prototypes[:, nodes].unbind(0)
+    of_image = zip(*(head.split(images_at_once) for head in parts.of_image.unbind(0)), strict=True)
+    shares = zip(*(head.split(images_at_once) for head in parts.share[:, :, nodes].unbind(1)), strict=True)
+    return [_Part(without_image, of_prototypes, *pair) for pair in zip(of_image, shares, strict=True)]
+
+
+class _Block(NamedTuple):
+    """Memory for b images with p prototypes each."""
+
+    features: Tensor
+    """(b, p, D), refined prototypes."""
+    change: Tensor
+    """(b, p, D), what the last head adds to them."""
+    back: Tensor
+    """(b, p, D), what the loss sends into them."""
+    rows: Tensor
+    """(bp, D), the features."""
+    back_rows: Tensor
+    """(bp, D), what the loss sends."""
+    logits: Tensor
+    """(bp, C)"""
+    probabilities: Tensor
+    """(bp, C)"""
+    own: Tensor
+    """(bp,), where the own class of each prototype is, counted over all logits."""
 
 
 class _Space:
@@ -130,48 +174,48 @@ class _Space:
         self._sizes = (C, D)
         self.minus_one = weight.new_full((), -1)
 
-    def features(self, shape: tuple[int, int]) -> Tensor:
-        """Three tensors (b, p, D), as one."""
-        D = self._sizes[1]
-        return self._features[:, : math.prod(shape) * D].view(3, *shape, D)
-
-    def logits(self, shape: tuple[int, int]) -> Tensor:
-        """Two tensors (bp, C), as one."""
-        C = self._sizes[0]
-        return self._logits[:, : math.prod(shape) * C].view(2, -1, C)
-
-
-def _part(tensors: Sequence[Tensor], images: slice, nodes: slice) -> MessageParts:
-    """What some images and some prototypes have to do with it."""
-    without_image, of_prototypes, of_image, share, *_ = tensors
-    return MessageParts(
-        without_image[nodes], of_prototypes[:, nodes], of_image[:, images], share[images, :, nodes]
-    )
+    def block(self, classes: Tensor, images: int) -> _Block:
+        """For prototypes of these classes, in the graphs of so many images."""
+        (C, D), rows = self._sizes, images * len(classes)
+        features, change, back = self._features[:, : rows * D].view(3, images, len(classes), D)
+        logits, probabilities = self._logits[:, : rows * C].view(2, rows, C)
+        own = C * torch.arange(rows, device=classes.device) + classes.repeat(images)
+        return _Block(
+            features, change, back, features.flatten(0, 1), back.flatten(0, 1), logits, probabilities, own
+        )
 
 
-def _refine(features: Tensor, change: Tensor, block: MessageParts) -> None:
+def _refine(block: _Block, part: _Part) -> None:
     """Fill `features` with refined prototypes, and `change` with what the last head adds to them."""
-    for h, (of_prototypes, of_image) in enumerate(zip(block.of_prototypes, block.of_image, strict=True)):
-        torch.sub(of_image.unsqueeze(1), of_prototypes, out=change)
-        before = block.without_image if h == 0 else features
-        torch.addcmul(before, block.share[:, h].unsqueeze(2), change, out=features)
-    F.leaky_relu_(features, LEAKY_SLOPE)
+    before = part.without_image
+    for of_prototypes, of_image, share in zip(part.of_prototypes, part.of_image, part.shares, strict=True):
+        torch.sub(of_image.unsqueeze(1), of_prototypes, out=block.change)
+        torch.addcmul(before, share.unsqueeze(2), block.change, out=block.features)
+        before = block.features
+    F.leaky_relu_(block.features, LEAKY_SLOPE)
 
 
-def _add_gradients(
-    to_block: MessageParts, block: MessageParts, features: Tensor, change: Tensor, back: Tensor
-) -> None:
+def _losses(block: _Block) -> Tensor:
+    """-log of the own class's probability, (bp,)."""
+    own = block.probabilities.view(-1).index_select(0, block.own)
+    if own.amin() > torch.finfo(own.dtype).tiny:
+        return own.log_().neg_()
+    return block.logits.logsumexp(dim=1) - block.logits.view(-1).index_select(0, block.own)
+
+
+def _add_gradients(to_part: _Part, block: _Block, part: _Part) -> None:
     """What a block adds, given its refined prototypes and, in `back`, what the loss sends into these."""
-    torch.ops.aten.leaky_relu_backward.grad_input(back, features, LEAKY_SLOPE, True, grad_input=back)
+    change, back = block.change, block.back
+    torch.ops.aten.leaky_relu_backward.grad_input(back, block.features, LEAKY_SLOPE, True, grad_input=back)
     of_one_image = len(back) == 1
-    to_block.without_image.add_(back[0] if of_one_image else back.sum(dim=0))
-    for h in reversed(range(len(block.of_image))):  # `change` is that of the last head
-        if h < len(block.of_image) - 1:
-            torch.sub(block.of_image[h].unsqueeze(1), block.of_prototypes[h], out=change)
-        share = block.share[:, h]  # (b, p)
-        to_block.share[:, h] = change.mul_(back).sum(dim=2)
-        to_block.of_image[h].unsqueeze(1).baddbmm_(share.unsqueeze(1), back)
+    to_part.without_image.add_(back[0] if of_one_image else back.sum(dim=0))
+    for h in reversed(range(len(part.shares))):  # `change` is that of the last head
+        if h < len(part.shares) - 1:
+            torch.sub(part.of_image[h].unsqueeze(1), part.of_prototypes[h], out=change)
+        share = part.shares[h]
+        torch.sum(change.mul_(back), dim=2, out=to_part.shares[h])
+        to_part.of_image[h].unsqueeze(1).baddbmm_(share.unsqueeze(1), back)
         if of_one_image:
-            to_block.of_prototypes[h].addcmul_(share[0].unsqueeze(1), back[0], value=-1)
+            to_part.of_prototypes[h].addcmul_(share[0].unsqueeze(1), back[0], value=-1)
         else:
-            to_block.of_prototypes[h].sub_(torch.mul(share.unsqueeze(2), back, out=change).sum(dim=0))
+            to_part.of_prototypes[h].sub_(torch.mul(share.unsqueeze(2), back, out=change).sum(dim=0))

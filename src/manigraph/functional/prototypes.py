@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from manigraph.native import triplets as native
+
 NUMBERS_AT_ONCE = 1 << 22
 """Similarities of members and centres that are sorted at a time: 32 MB in float64."""
 
@@ -77,7 +79,7 @@ def triplet_sum(
     classes: Int[Tensor, " N"],
     *,
     margin: float,
-    numbers_at_once: int = NUMBERS_AT_ONCE,
+    numbers_at_once: int | None = None,
 ) -> TripletSum:
     """Sum and number of the non-zero triplet terms, exact, without enumerating triplets.
 
@@ -92,7 +94,8 @@ def triplet_sum(
         classes: Class of every member.
         margin: As of `anchor_angle`.
         numbers_at_once: Where there are more similarities than this, a few centres at a time are looked at,
-            so that the sorted ones are never all in memory.
+            so that the sorted ones are never all in memory. By default what suits the device; on a CPU in
+            float32 nothing is sorted then, but triplets are counted through in C, which is faster.
     """
     total, number = _TripletSum.apply(similarity, classes, margin, numbers_at_once)  # type: ignore[no-untyped-call]
     return TripletSum(total, number)
@@ -103,10 +106,15 @@ class _TripletSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, similarity: Tensor, classes: Tensor, margin: float, numbers_at_once: int
+        context: Any, similarity: Tensor, classes: Tensor, margin: float, numbers_at_once: int | None
     ) -> tuple[Tensor, Tensor]:
         num_members, num_classes = similarity.shape
-        centres_at_once = max(1, numbers_at_once // num_members)
+        if numbers_at_once is None and native.suits(similarity, classes):
+            total, number, gradient = native.triplet_sums(similarity, classes, margin)
+            context.save_for_backward(gradient)
+            context.mark_non_differentiable(number)
+            return total, number
+        centres_at_once = max(1, (numbers_at_once or NUMBERS_AT_ONCE) // num_members)
         gradient = torch.empty_like(similarity)
         total = similarity.new_zeros((), dtype=torch.float64)
         number = classes.new_zeros(())
@@ -199,7 +207,7 @@ def anchor_boundary(
     if detach_margin:
         margins = margins.detach()
     own_similarity = similarity.gather(1, classes.unsqueeze(1)).squeeze(1)  # (N,)
-    shortfall = (margins[classes] - own_similarity).clamp_min(0)
+    shortfall = (margins.index_select(0, classes) - own_similarity).clamp_min(0)
     return shortfall.sum() / (shortfall > 0).sum().clamp_min(1)
 
 
@@ -227,16 +235,14 @@ def divergence(
         raise ValueError(f"the divergence margin must be below 1, got {margin}")
     grouped = prototypes.view(num_classes, -1, prototypes.shape[1])  # (C, K, D)
     K = grouped.shape[1]
-    lengths = torch.linalg.vector_norm(grouped, dim=2)  # (C, K)
-    i, j = torch.triu_indices(K, K, offset=1, device=prototypes.device)
-    length_gap = (lengths[:, i] - lengths[:, j]).abs() / (2 * lengths.detach().mean())
-    magnitude = (1 - length_gap - margin).clamp_min(0) / (1 - margin)  # (C, pairs)
-    cosines = cosine_similarity(grouped, grouped)[:, i, j]
-    angle = (cosines - margin).clamp_min(0) / (1 - margin)
-    terms = torch.minimum(magnitude, angle)
-    if reduction == "sum" or terms.numel() == 0:
-        return terms.sum()
-    return terms.mean()
+    lengths = torch.linalg.vector_norm(grouped, dim=2, keepdim=True)  # (C, K, 1)
+    # All ordered pairs, half of them left out again: to pick the others would be dearer, above all backward.
+    length_gap = (lengths - lengths.mT).abs() / (2 * lengths.detach().mean())
+    unit = grouped / lengths.clamp_min(1e-12)
+    alike = torch.minimum(1 - length_gap, unit @ unit.mT)  # (C, K, K)
+    terms = (alike - margin).clamp_min(0).triu(1)
+    pairs = num_classes * K * (K - 1) // 2 if reduction == "mean" else 1
+    return terms.sum() / ((1 - margin) * max(1, pairs))
 
 
 def prototype_similarity(prototypes: Float[Tensor, "P D"], num_classes: int) -> Float[Tensor, ""]:

@@ -1,7 +1,5 @@
 """Image to logits: a backbone and a linear layer, with or without the graph between them."""
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -11,7 +9,7 @@ from manigraph.functional.prototype_classification import prototype_cross_entrop
 from manigraph.nn.backbones.base import Backbone
 from manigraph.nn.batch_norm import frozen_running_statistics
 from manigraph.nn.dropout import dropout_of
-from manigraph.nn.manifold_graph import ManifoldGraph
+from manigraph.nn.manifold_graph import ManifoldGraph, Nodes
 from manigraph.nn.passes import Passes
 from manigraph.nn.prototypes import LabelledImageNodes, PrototypeGenerator
 from manigraph.sharding import ALONE
@@ -45,13 +43,6 @@ class Classifier(nn.Module):
         return logits
 
 
-class Nodes(NamedTuple):
-    """The class nodes of one step: shared by every pass and every loss of that step."""
-
-    prototypes: Float[Tensor, "P D"]
-    embeddings: Float[Tensor, "P H E"]
-
-
 class GraphClassifier(Classifier):
     """Backbone, manifold graph over the class nodes, then one linear layer.
 
@@ -74,14 +65,14 @@ class GraphClassifier(Classifier):
         self.register_buffer("graph_is_on", torch.tensor(False))
 
     def class_nodes(self) -> Nodes:
-        """The P class nodes with their embeddings, differentiable."""
+        """The P class nodes, differentiable."""
         if isinstance(self.nodes, LabelledImageNodes):
             # All processes take all of these images, and none of them moves running statistics.
             with dropout_of(self.backbone, ALONE), frozen_running_statistics(self.backbone):
                 prototypes = self.features(self.nodes.images)
         else:
             prototypes = self.nodes()
-        return Nodes(prototypes, self.graph.embedding(prototypes))
+        return self.graph.nodes(prototypes)
 
     def classify(
         self,
@@ -97,7 +88,7 @@ class GraphClassifier(Classifier):
             embeddings: The graph's embeddings of these features, where they are known.
         """
         if nodes is not None:
-            features = self.graph.refine_images(features, nodes.embeddings, embeddings)
+            features = self.graph.refine_images(features, nodes.embeddings, nodes.messages, embeddings)
         logits: Tensor = self.linear(features)
         return logits
 
@@ -131,11 +122,10 @@ class GraphClassifier(Classifier):
 
     def final_features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
         features = self.features(images)
-        return (
-            self.graph.refine_images(features, self.class_nodes().embeddings)
-            if self.graph_is_on
-            else features
-        )
+        if not self.graph_is_on:
+            return features
+        nodes = self.class_nodes()
+        return self.graph.refine_images(features, nodes.embeddings, nodes.messages)
 
     def frozen(self) -> "FrozenGraphClassifier":
         """The model to predict with: nodes as constants, generator left out, mode as it is."""
@@ -143,12 +133,13 @@ class GraphClassifier(Classifier):
 
 
 class FrozenGraphClassifier(nn.Module):
-    """A trained graph classifier whose class nodes are P·D constants.
+    """A trained graph classifier whose class nodes are constants: P·D numbers, and P·D for each head.
 
     It shares the other parameters with the model it was made from.
     """
 
     prototype_embeddings: Tensor | None
+    messages: Tensor | None
 
     def __init__(self, model: GraphClassifier) -> None:
         super().__init__()
@@ -163,12 +154,14 @@ class FrozenGraphClassifier(nn.Module):
         model.train(was_training)
         self.training = was_training
         self.register_buffer("prototype_embeddings", None if nodes is None else nodes.embeddings)
+        self.register_buffer("messages", None if nodes is None else nodes.messages)
 
     def final_features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
         """What the linear layer gets; only the image's row of its graph is computed."""
         features: Tensor = self.backbone(images)
         if self.prototype_embeddings is not None:
-            features = self.graph.refine_images(features, self.prototype_embeddings)
+            assert self.messages is not None
+            features = self.graph.refine_images(features, self.prototype_embeddings, self.messages)
         return features
 
     def forward(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B C"]:

@@ -1,6 +1,6 @@
 """The layer that refines features through the graph of one image and all prototypes."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -10,14 +10,24 @@ from manigraph.functional.graph import (
     LEAKY_SLOPE,
     MessageParts,
     attention_weights,
-    image_context,
+    context_messages,
     message_parts,
     prototype_context,
     refine,
+    refine_images,
     refine_prototypes,
 )
 
 PrototypeUpdate = Literal["per_image", "shared", "none"]
+
+
+class Nodes(NamedTuple):
+    """The class nodes of one step: shared by every pass and every loss of that step."""
+
+    prototypes: Float[Tensor, "P D"]
+    embeddings: Float[Tensor, "P H E"]
+    messages: Float[Tensor, "H P D"]
+    """What an image hears of each of them."""
 
 
 class ManifoldGraph(nn.Module):
@@ -56,8 +66,13 @@ class ManifoldGraph(nn.Module):
 
     def embedding(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N H E"]:
         """G = φ(f), split into heads."""
-        embedded = F.leaky_relu(self.embed(features), LEAKY_SLOPE)
-        return embedded.view(len(features), self.num_heads, -1)
+        embedded: Tensor = F.leaky_relu(self.embed(features), LEAKY_SLOPE)
+        return embedded.view(len(features), self.num_heads, embedded.shape[1] // self.num_heads)
+
+    def nodes(self, prototypes: Float[Tensor, "P D"]) -> Nodes:
+        """The prototypes with all that does not depend on the image."""
+        g = self.embedding(prototypes)
+        return Nodes(prototypes, g, context_messages(g, self.message.weight, self.message.bias))
 
     def image_attention(
         self, image_embeddings: Float[Tensor, "B H E"], prototype_embeddings: Float[Tensor, "P H E"]
@@ -69,6 +84,7 @@ class ManifoldGraph(nn.Module):
         self,
         features: Float[Tensor, "B D"],
         prototype_embeddings: Float[Tensor, "P H E"],
+        messages: Float[Tensor, "H P D"],
         embeddings: Float[Tensor, "B H E"] | None = None,
     ) -> Float[Tensor, "B D"]:
         """f̂ of the image node of each graph. Depends on that image and the prototypes only.
@@ -76,12 +92,14 @@ class ManifoldGraph(nn.Module):
         Args:
             features: f.
             prototype_embeddings: g of the prototypes.
+            messages: What an image hears of each prototype, of `nodes`.
             embeddings: g of the images, where it is known.
         """
         g = self.embedding(features) if embeddings is None else embeddings
         # In mixed precision the nodes are half precision, but VAT's power step is float32.
-        context = image_context(g, prototype_embeddings.to(g.dtype), scale=self.scale)
-        return refine(features, g, context, self.message.weight, self.message.bias)
+        prototype_embeddings, messages = prototype_embeddings.to(g.dtype), messages.to(g.dtype)
+        weight = self.message.weight
+        return refine_images(features, g, prototype_embeddings, messages, weight, scale=self.scale)
 
     def message_parts(
         self,

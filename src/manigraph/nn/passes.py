@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from manigraph.nn.batch_norm import repeated_pass, tracking_layers
 from manigraph.nn.dropout import Dropout, RandomState, dropout_of
+from manigraph.nn.normalised_activation import Chain
 from manigraph.sharding import ALONE, Shard
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _dropout_shard(module: nn.Module) -> Shard:
     return next((layer.shard for layer in module.modules() if isinstance(layer, Dropout)), ALONE)
 
 
-class Layers(nn.Sequential):
+class Layers(Chain):
     """Layers one after the other, of which only some inner results need to be kept."""
 
     recompute = False
@@ -87,21 +88,20 @@ class Layers(nn.Sequential):
 
     def forward(self, values: Tensor) -> Tensor:
         if not self.recompute or not torch.is_grad_enabled():
-            result: Tensor = super().forward(values)  # type: ignore[no-untyped-call]
-            return result
+            return super().forward(values)
         for group in self._groups():
             values = forgetful(group, group, values)
         return values
 
-    def _groups(self) -> Iterator[nn.Sequential]:
+    def _groups(self) -> Iterator[Chain]:
         group: list[nn.Module] = []
         for layer in self:
             starts = isinstance(layer, (nn.Conv2d, nn.Linear)) or next(layer.children(), None) is not None
             if starts and group:
-                yield nn.Sequential(*group)
+                yield Chain(*group)
                 group = []
             group.append(layer)
-        yield nn.Sequential(*group)
+        yield Chain(*group)
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from manigraph.nn.convolution import Convolution
+from manigraph.nn.normalised_activation import Chain
 from manigraph.runs import write_json
 from manigraph.training.execution import choose_device
 
@@ -77,12 +79,12 @@ def calibration_seconds(device: torch.device | None = None, passes: int = 5) -> 
     device = device or choose_device("auto")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = nn.Sequential(
-            nn.Conv2d(128, 128, 3, padding=1, bias=False),
+        network = Chain(
+            Convolution(128, 128, 3, padding=1, bias=False),
             nn.BatchNorm2d(128),
             nn.LeakyReLU(0.1),
             nn.MaxPool2d(2),
-            nn.Conv2d(128, 256, 3, padding=1, bias=False),
+            Convolution(128, 256, 3, padding=1, bias=False),
             nn.BatchNorm2d(256),
             nn.LeakyReLU(0.1),
         )

@@ -23,6 +23,9 @@ class Execution:
     """Threads of each process on a CPU; 0 means as many as torch finds right."""
     keep_memory: bool = True
     """Keep freed memory for the next step instead of giving it back to the system, which costs time."""
+    native: bool = True
+    """On a CPU, use the inner loops in C that were compiled at installation: faster, and the same up to
+    rounding. Without them torch's own operations do the work."""
     checkpoint_minutes: float = 5.0
     """Time between two checkpoints; 0 writes one only when the run is interrupted."""
     recompute: bool = False

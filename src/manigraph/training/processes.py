@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from manigraph.algorithms.base import Algorithm
 from manigraph.contract import Batch, StepContext, StepOutput
 from manigraph.errors import ProcessLostError, UserError
+from manigraph.native import use_native
 from manigraph.sharding import ALONE, Shard
 from manigraph.training.execution import Execution, choose_device
 from manigraph.training.memory import keep_freed_memory
@@ -187,6 +188,7 @@ def start_processes(execution: Execution) -> Processes:
         torch.set_num_threads(execution.threads)
     if execution.keep_memory:
         keep_freed_memory()
+    use_native(execution.native)
     if execution.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from manigraph.nn.convolution import Convolution
+
 SMALLEST_IMAGE = 8
 LEAKY_SLOPE = 0.1
 
@@ -61,7 +63,7 @@ def convolution(
     in_channels: int, out_channels: int, kernel_size: int = 3, padding: int = 1
 ) -> list[nn.Module]:
     """Convolution, batch norm, LeakyReLU; no bias, since batch norm has one."""
-    conv = nn.Conv2d(in_channels, out_channels, kernel_size, padding=padding, bias=False)
+    conv = Convolution(in_channels, out_channels, kernel_size, padding=padding, bias=False)
     nn.init.kaiming_normal_(conv.weight, a=LEAKY_SLOPE)
     return [conv, nn.BatchNorm2d(out_channels), nn.LeakyReLU(LEAKY_SLOPE, inplace=True)]
 

@@ -11,12 +11,14 @@ from manigraph.nn.backbones.base import (
     image_channels,
     scaled,
 )
+from manigraph.nn.convolution import Convolution
 from manigraph.nn.dropout import Dropout
+from manigraph.nn.normalised_activation import Chain
 from manigraph.nn.passes import Layers
 
 
 def _convolution(in_channels: int, out_channels: int, kernel_size: int, stride: int) -> nn.Conv2d:
-    conv = nn.Conv2d(
+    conv = Convolution(
         in_channels,
         out_channels,
         kernel_size,
@@ -33,8 +35,8 @@ class _Block(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, dropout: float) -> None:
         super().__init__()
-        self.activate = nn.Sequential(nn.BatchNorm2d(in_channels), nn.LeakyReLU(LEAKY_SLOPE, inplace=True))
-        self.residual = nn.Sequential(
+        self.activate = Chain(nn.BatchNorm2d(in_channels), nn.LeakyReLU(LEAKY_SLOPE, inplace=True))
+        self.residual = Chain(
             _convolution(in_channels, out_channels, 3, stride),
             nn.BatchNorm2d(out_channels),
             nn.LeakyReLU(LEAKY_SLOPE, inplace=True),
