@@ -17,7 +17,7 @@ from manigraph.build import Job
 from manigraph.errors import DiskFullError, Interrupted, NonFiniteLossError, UserError
 from manigraph.native import library
 from manigraph.nn import trained_state
-from manigraph.runs import RunDirectory, provenance, remove_leftovers, write_bytes
+from manigraph.runs import RunDirectory, machine, packages, provenance, remove_leftovers, write_bytes
 from manigraph.runs.directory import State
 from manigraph.runs.files import DISK_IS_FULL
 from manigraph.training.checkpoint import Checkpoints, Snapshot, prefixed, tensor_bytes
@@ -283,10 +283,9 @@ class Session:
 
     def _computed_with(self) -> dict[str, Any]:
         """What decides the last bits of a result."""
-        versions, machine = provenance()["packages"], provenance()["machine"]
         return {
-            "torch": versions["torch"],
-            "processor": machine["processor"],
+            "torch": packages()["torch"],
+            "processor": machine()["processor"],
             "device": self.trainer.device.type,
             "threads": torch.get_num_threads(),
             "processes": self.processes.shard.size,

@@ -1,4 +1,6 @@
+import fcntl
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,15 @@ def test_damaged_files_are_named(tmp_path: Path, text: str | None, message: str)
         (run.path / "split.json").write_text(text)
     with pytest.raises(UserError, match=message):
         run.read_json("split.json")
+
+
+def test_a_lock_that_is_let_go_in_a_moment_is_waited_for(tmp_path: Path) -> None:
+    """As by a child of a killed process that has not come to its own program yet."""
+    run = make_run(tmp_path)
+    with (run.path / ".lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        child = subprocess.Popen(["sleep", "0.1"], pass_fds=[file.fileno()])
+    assert run.status().state == "interrupted"
+    child.wait()
+    with run.held():
+        assert run.status().state == "running"

@@ -3,13 +3,15 @@
 from manigraph.runs.directory import FORMAT_VERSION, RunDirectory, Status
 from manigraph.runs.files import remove_leftovers, write_atomically, write_bytes, write_json
 from manigraph.runs.journal import Journal
-from manigraph.runs.provenance import provenance
+from manigraph.runs.provenance import machine, packages, provenance
 
 __all__ = [
     "FORMAT_VERSION",
     "Journal",
     "RunDirectory",
     "Status",
+    "machine",
+    "packages",
     "provenance",
     "remove_leftovers",
     "write_atomically",

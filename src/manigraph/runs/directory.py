@@ -2,12 +2,13 @@
 
 import fcntl
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 from manigraph.errors import UserError
 from manigraph.runs.files import DISK_IS_FULL, as_json, write_json
@@ -123,23 +124,18 @@ class RunDirectory:
     def held(self) -> Iterator[None]:
         """Keep other processes from writing this run; let go when this process ends, however it does."""
         with (self.path / ".lock").open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _locked(file, fcntl.LOCK_EX):
                 raise UserError(
                     f"the run '{self.path}' is being trained by another process: wait for it, or stop it"
-                ) from None
+                )
             yield
 
     def _is_held(self) -> bool:
         try:
             with (self.path / ".lock").open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return not _locked(file, fcntl.LOCK_SH)
         except FileNotFoundError:
             return False
-        except BlockingIOError:
-            return True
-        return False
 
     def journal(self, name: str) -> Journal:
         """A `.jsonl` file to add lines to."""
@@ -165,3 +161,21 @@ class RunDirectory:
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         """All whole lines of a `.jsonl` file; none if there is no such file."""
         return read_lines(self.path / name)
+
+
+def _locked(file: IO[bytes], kind: int) -> bool:
+    """Whether a lock of this kind could be had.
+
+    A process that is killed while it starts another (`git`, say) leaves the lock for some milliseconds to
+    that one, which has all its files open until it runs its own program. Hence half a second of patience.
+    """
+    end = time.monotonic() + 0.5
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        else:
+            return True

@@ -19,9 +19,14 @@ def provenance() -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": packages(),
         "machine": machine(),
     }
+
+
+def packages() -> dict[str, str | None]:
+    """Versions of what decides a result."""
+    return {name: _version(name) for name in PACKAGES}
 
 
 def machine() -> dict[str, Any]:
