@@ -2283,8 +2283,11 @@ MUTATIONS += [
         "deep_cotraining",
         "algorithms/deep_cotraining.py",
         COTRAINING_TESTS,
-        ("adversarial image of the own view", "partner(images + noise)", "view(images + noise)"),
-        ("no adversarial image", "partner(images + noise)", "partner(images)"),
+        ("adversarial image of the own view", "partner(misleading)", "view(misleading)"),
+        ("no adversarial image", "partner(misleading)", "partner(images.detach())"),
+        ("images learn", "misleading = images.detach() + noise", "misleading = images + noise"),
+        ("gradient of another view", "gradient_sign(images, of_view,", "gradient_sign(images, clean[0],"),
+        ("clean passes tell in low precision", "self.model.passes.dtype == torch.float32 and ", ""),
         (
             "target of the difference detached",
             "prediction_cross_entropy(target, partner",
@@ -2292,8 +2295,8 @@ MUTATIONS += [
         ),
         (
             "target of the partner",
-            "prediction_cross_entropy(target, partner(images + noise))",
-            "prediction_cross_entropy(partner(images), partner(images + noise))",
+            "prediction_cross_entropy(target, partner(misleading))",
+            "prediction_cross_entropy(partner(images), partner(misleading))",
         ),
         ("agreement on labelled images too", "view_disagreement(logits[:, L:])", "view_disagreement(logits)"),
         (
@@ -2354,8 +2357,8 @@ MUTATIONS += [
         ("gradient found under autocast", ", torch.autocast(images.device.type, enabled=False)", ""),
         (
             "gradients of parameters accumulated",
-            "(gradient,) = torch.autograd.grad(distance, images)",
-            "distance.backward(); gradient = images.grad",
+            "(gradient,) = torch.autograd.grad(distance, images, retain_graph=True)",
+            "distance.backward(retain_graph=True); gradient = images.grad",
         ),
     ),
     *group(

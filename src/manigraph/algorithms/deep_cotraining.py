@@ -23,7 +23,8 @@ With `balance_memory`, what L_dif asks of partners is balanced by one bias for a
 prediction, and is a constant; else the views would move against the bias.
 
 All views take the same images through their clean passes, and each moves its own batch-norm running
-statistics there alone. Adversarial images are found with the dropout masks of the clean pass, in float32.
+statistics there alone. Adversarial images are found with the dropout masks of the clean pass, in float32: by
+the clean pass itself, or in lower precision by one of their own.
 Entropy and balance, not in the paper, are those of all views.
 """
 
@@ -38,6 +39,7 @@ from manigraph.algorithms.base import prediction_health
 from manigraph.algorithms.parts import UnlabelledAlgorithm, UnlabelledConfig, ramp_up, with_masks
 from manigraph.contract import Batch, DataRequest, StepContext, StepOutput
 from manigraph.functional import (
+    gradient_sign,
     gradient_sign_perturbation,
     mean_log_probs,
     prediction_cross_entropy,
@@ -94,6 +96,9 @@ class DeepCoTraining(UnlabelledAlgorithm["DeepCoTraining.Config"]):
     def training_step(self, batch: Batch, context: StepContext) -> StepOutput:
         images = torch.cat([batch.labelled["image"], batch.unlabelled["image"]])
         config, L = self.config, len(batch.labels)
+        clean_passes_tell = self.model.passes.dtype == torch.float32 and torch.is_grad_enabled()
+        if clean_passes_tell:  # what would mislead them
+            images.requires_grad_(True)
 
         # The clean passes, one of each view, and the only ones that move batch-norm running statistics.
         masks, clean = [], []
@@ -105,13 +110,19 @@ class DeepCoTraining(UnlabelledAlgorithm["DeepCoTraining.Config"]):
         partners = [self.views[i] for i in partners_in(context.step, config.num_views)]
         differences = []
         with frozen_running_statistics(self):
-            for view, partner, same_masks, target in zip(self.views, partners, masks, targets, strict=True):
+            for view, partner, same_masks, of_view, target in zip(
+                self.views, partners, masks, clean, targets, strict=True
+            ):
                 classes = torch.cat([batch.labels, target[L:].argmax(dim=1)])
-                with full_precision(view):
-                    noise = gradient_sign_perturbation(
-                        with_masks(view, same_masks), images, classes, epsilon=config.pixel_epsilon
-                    )
-                differences.append(prediction_cross_entropy(target, partner(images + noise)))
+                if clean_passes_tell:
+                    noise = gradient_sign(images, of_view, classes, epsilon=config.pixel_epsilon)
+                else:
+                    with full_precision(view):
+                        noise = gradient_sign_perturbation(
+                            with_masks(view, same_masks), images, classes, epsilon=config.pixel_epsilon
+                        )
+                misleading = images.detach() + noise
+                differences.append(prediction_cross_entropy(target, partner(misleading)))
 
         ramp = ramp_up(context.progress, config.ramp_fraction)
         classification = torch.stack([F.cross_entropy(of_view[:L], batch.labels) for of_view in logits])

@@ -30,6 +30,7 @@ from manigraph.functional.consistency import (
     mse_consistency,
 )
 from manigraph.functional.cotraining import (
+    gradient_sign,
     gradient_sign_perturbation,
     prediction_cross_entropy,
     view_disagreement,
@@ -88,6 +89,7 @@ __all__ = [
     "cosine_similarity",
     "divergence",
     "entropy",
+    "gradient_sign",
     "gradient_sign_perturbation",
     "ideal_transitions",
     "image_context",

@@ -58,7 +58,18 @@ def gradient_sign_perturbation(
         images = images.float()
     images = images.requires_grad_(True)
     with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
-        # A sum, not a mean: each image's gradient must not shrink with the batch.
-        distance = F.cross_entropy(forward(images), classes, reduction="sum")
-        (gradient,) = torch.autograd.grad(distance, images)
+        return gradient_sign(images, forward(images), classes, epsilon=epsilon)
+
+
+def gradient_sign(
+    images: Float[Tensor, "B ..."],
+    logits: Float[Tensor, "B C"],
+    classes: Int[Tensor, " B"],
+    *,
+    epsilon: float,
+) -> Float[Tensor, "B ..."]:
+    """The same from logits that are at hand, computed from these images; what their gradient needs stays."""
+    # A sum, not a mean: each image's gradient must not shrink with the batch.
+    distance = F.cross_entropy(logits, classes, reduction="sum")
+    (gradient,) = torch.autograd.grad(distance, images, retain_graph=True)
     return epsilon * gradient.sign()
