@@ -1524,8 +1524,8 @@ MUTATIONS += [
     Mutation(
         "training: the lock never held",
         "runs/directory.py",
-        "fcntl.LOCK_EX | fcntl.LOCK_NB",
-        "fcntl.LOCK_UN",
+        "fcntl.flock(file, kind | fcntl.LOCK_NB)",
+        "fcntl.flock(file, fcntl.LOCK_UN)",
         ("tests/resume/test_resume.py::test_a_run_that_is_being_trained_is_left_alone",),
     ),
     Mutation(

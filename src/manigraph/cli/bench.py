@@ -381,7 +381,7 @@ def _loop(options: BenchOptions, tell: Told) -> Answer:
         for setting in dict.fromkeys(t.setting for t in timings):
             print_table(
                 f"The whole loop against bare passes, {setting}",
-                ["ms", "passes ms", "ratio", "to backbone", "data ms"],
+                ["ms", "passes ms", "ratio", "95 %", "data ms"],
                 [
                     (
                         _title(t.algorithm),
@@ -389,7 +389,7 @@ def _loop(options: BenchOptions, tell: Told) -> Answer:
                             f"{t.milliseconds:.1f}",
                             f"{t.bare_milliseconds:.1f}",
                             f"{t.ratio:.3f}",
-                            f"{t.backbone_ratio:.3f}",
+                            f"{t.low:.3f} to {t.high:.3f}",
                             f"{t.data_milliseconds:.2f}",
                         ],
                     )
