@@ -35,7 +35,7 @@ OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "temporal_ensembling": {"consistency_weight": 25.0},
     "sntg": {"neighbours_weight": 6.0},
     "fast_swa": {"consistency_weight": 10.0},
-    "deep_cotraining": {"agreement_weight": 3.0, "balance_memory": 0},
+    "deep_cotraining": {"agreement_weight": 10.0, "balance_memory": 0},
     "compact_clustering": {"clustering_weight": 0.3},
     "mixup": {"entropy_weight": 1.0},  # mixing alone makes its own targets ever less sure
     "mixmatch": {"mixed_consistency_weight": 40.0},
