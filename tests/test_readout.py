@@ -22,7 +22,7 @@ from manigraph.data.sources.base import Dataset
 from manigraph.engine import evaluate_run, load, train
 from manigraph.errors import UserError
 from manigraph.experiments.grid import Cell, ResultsFile, measure
-from manigraph.experiments.tables import Row, Table
+from manigraph.experiments.tables import Row, Table, label_columns
 from manigraph.nn import Classifier
 from manigraph.readout import ReadOutMethod, graph_model, read_out, spread_labels
 from manigraph.runs import RunDirectory
@@ -396,8 +396,8 @@ QUICK = ("--training.steps", "6", "--backbone.width", "0.25", "--data.validation
 
 def test_a_row_can_be_read_out(tmp_path: Path) -> None:
     row = Row("Π-VAT, label spreading", "pi_vat", QUICK, read_out="label_spreading")
-    table = Table("", "digits", (row,), labels=(20,), seeds=(0,))
-    cell = table.cell(row, 20, 0)
+    table = Table("", label_columns("digits", 20), (row,), seeds=(0,))
+    cell = table.cell(row, table.columns[0], 0)
     plain, result = measure(replace(cell, read_out=""), tmp_path), measure(cell, tmp_path)
     run = RunDirectory.open(next(path for path in tmp_path.iterdir() if path.is_dir()))
     for part, error in (("test", result.test_error), ("validation", result.validation_error)):

@@ -8,7 +8,7 @@ import pytest
 
 from manigraph.catalogue import ALGORITHMS
 from manigraph.experiments.grid import mean_and_spread
-from manigraph.experiments.tables import TABLES, Row, Table
+from manigraph.experiments.tables import DIGITS_TABLES, Row, Table
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,11 +21,11 @@ def results(name: str) -> dict[str, Any]:
 
 def figures(name: str, row: Row) -> list[str]:
     """Mean ± spread of a row, for each number of labels; every cell was measured with today's settings."""
-    table: Table = TABLES[name]
+    table: Table = DIGITS_TABLES[name]
     measured = results(name)
     texts = []
-    for labels in table.labels:
-        cells = [measured[table.cell(row, labels, seed).digest()] for seed in table.seeds]
+    for column in table.columns:
+        cells = [measured[table.cell(row, column, seed).digest()] for seed in table.seeds]
         key = "test_error" if table.part == "test" else "validation_error"
         mean, spread = mean_and_spread([cell[key] for cell in cells])
         texts.append(f"{mean:.2f} ± {spread:.2f}")
@@ -39,11 +39,11 @@ def plain(path: str) -> str:
 
 @pytest.mark.parametrize(("name", "page"), [("digits", "README.md"), ("digits", "docs/digits.md")])
 def test_rows_of_the_first_table(name: str, page: str) -> None:
-    for row in TABLES[name].rows:
+    for row in DIGITS_TABLES[name].rows:
         assert f"| {row.title} | {' | '.join(figures(name, row))} |" in plain(page)
 
 
-@pytest.mark.parametrize("row", TABLES["digits-methods"].rows, ids=lambda row: row.title)
+@pytest.mark.parametrize("row", DIGITS_TABLES["digits-methods"].rows, ids=lambda row: row.title)
 def test_rows_of_all_methods(row: Row) -> None:
     expected = figures("digits-methods", row)
     assert f"| {row.title} | {' | '.join(expected)} |" in plain("docs/digits.md")
@@ -52,7 +52,7 @@ def test_rows_of_all_methods(row: Row) -> None:
         assert all(figure in card for figure in expected)
 
 
-@pytest.mark.parametrize("row", TABLES["digits-tuning"].rows, ids=lambda row: row.title)
+@pytest.mark.parametrize("row", DIGITS_TABLES["digits-tuning"].rows, ids=lambda row: row.title)
 def test_every_setting_that_was_tried_is_on_record(row: Row) -> None:
     (figure,) = figures("digits-tuning", row)
     method, _, setting = row.title.partition(": ")

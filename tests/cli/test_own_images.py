@@ -13,7 +13,7 @@ from PIL import Image
 from manigraph.cli.main import main
 from manigraph.cli.reproduce import print_results
 from manigraph.experiments.grid import Result, ResultsFile
-from manigraph.experiments.tables import TABLES
+from manigraph.experiments.tables import DIGITS_TABLES
 from tests.data.pictures import photo_folder, picture, write_files
 
 QUICK = ["--training.steps", "4", "--backbone.width", "0.1", "--batch.unlabelled", "8"]
@@ -160,13 +160,13 @@ def test_a_result_chosen_on_test_is_marked_wherever_it_is_shown(
     assert mark in manigraph("evaluate", run, cwd=tmp_path).stdout
     assert json.loads(manigraph("evaluate", run, "--json", cwd=tmp_path).stdout)["selected_on"] == "test"
     # and in tables
-    table = TABLES["digits"]
+    table = DIGITS_TABLES["digits"]
     results = ResultsFile(tmp_path / "results.json")
     for row in table.rows:
-        for labels in table.labels:
+        for column in table.columns:
             for seed in table.seeds:
-                cell = table.cell(row, labels, seed)
-                rule = "test" if row.algorithm == "vat" and labels == 50 and seed == 3 else "last"
+                cell = table.cell(row, column, seed)
+                rule = "test" if row.algorithm == "vat" and column.labels == 50 and seed == 3 else "last"
                 results.results.append(
                     Result(cell, cell.digest(), 5.0, None, "split", 1.0, None, selected_on=rule)  # type: ignore[arg-type]
                 )

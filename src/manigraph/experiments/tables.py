@@ -1,6 +1,7 @@
-"""The tables `manigraph reproduce` can measure."""
+"""What a table is, and the tables of digits; `paper.py` has the paper's."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -27,25 +28,49 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Column:
+    """A data set with a number of labels."""
+
+    title: str
+    recipe: str
+    labels: int
+
+
+def label_columns(recipe: str, *labels: int, data: str = "") -> tuple[Column, ...]:
+    """One column for each number of labels."""
+    return tuple(Column(f"{data} {number} labels".lstrip(), recipe, number) for number in labels)
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows and the splits they are measured on."""
 
     heading: str
-    recipe: str
+    columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    labels: tuple[int, ...]
     seeds: tuple[int, ...]
     part: Literal["test", "validation"] = "test"
     """On which images the error is reported."""
     budget: str = ""
     """Every row takes as many network passes as this algorithm in its recipe; by default as many steps."""
+    published: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    """The paper's mean and standard deviation, by the titles of row and column."""
 
-    def cell(self, row: Row, labels: int, seed: int) -> Cell:
+    def cell(self, row: Row, column: Column, seed: int) -> Cell:
         """The run behind one entry."""
         options = row.options
         if self.budget and row.algorithm not in OUTSIDERS:
-            options += _steps_within(self.recipe, self.budget, row.algorithm, row.options)
-        return Cell(self.recipe, row.algorithm, row.labels or labels, seed, options, row.read_out)
+            options += _steps_within(column.recipe, self.budget, row.algorithm, row.options)
+        return Cell(column.recipe, row.algorithm, row.labels or column.labels, seed, options, row.read_out)
+
+    def cells(self) -> dict[Cell, Row]:
+        """All runs, all of the first seed first: a table that is stopped has something of everything."""
+        return {
+            self.cell(row, column, seed): row
+            for seed in self.seeds
+            for column in self.columns
+            for row in self.rows
+        }
 
 
 @cache
@@ -202,30 +227,27 @@ TUNING = (
 """Three settings for each method that came later, as many as Π-VAT and Manifold Graph had in the end; more
 for those that fell behind with them."""
 
-TABLES = {
-    "digits": Table("Digits, equal steps", "digits", FIRST_METHODS, labels=(20, 50), seeds=(0, 1, 2, 3, 4)),
+DIGITS_TABLES = {
+    "digits": Table("Digits, equal steps", label_columns("digits", 20, 50), FIRST_METHODS, (0, 1, 2, 3, 4)),
     "digits-methods": Table(
         "Digits, all methods, equal network passes",
-        "digits",
+        label_columns("digits", 20, 50),
         METHODS,
-        labels=(20, 50),
         seeds=(0, 1, 2, 3, 4),
         budget="manifold_graph",
     ),
     "digits-tuning": Table(
         "Digits, the settings of each method",
-        "digits_shared",
+        label_columns("digits_shared", 20),
         TUNING,
-        labels=(20,),
         seeds=(10, 12),
         part="validation",
         budget="manifold_graph",
     ),
     "digits-choices": Table(
         "Digits, what each choice of the recipe is worth",
-        "digits",
+        label_columns("digits", 20),
         CHOICES,
-        labels=(20,),
         seeds=(10, 12, 13),
         part="validation",
     ),
