@@ -9,6 +9,7 @@ import pytest
 
 from manigraph.bench import profile, report
 from manigraph.bench.settings import TINY
+from manigraph.reports.pages import fill
 
 ROOT = Path(__file__).parents[2]
 RESULTS = [ROOT / "results" / name for name in ("bench.json",)]
@@ -28,7 +29,7 @@ def test_tables_are_those_of_the_results(page: Path) -> None:
     names = set(re.findall(r"<!-- table (\w+) -->", text))
     assert names
     assert names <= set(measured())
-    assert report.fill(text, measured()) == text
+    assert fill(text, measured()) == text
 
 
 def test_every_table_is_on_a_page() -> None:
@@ -59,9 +60,9 @@ def test_a_ratio_is_a_line(ratio: float, reached: bool | None, expected: str) ->
 
 def test_tables_go_between_their_marks() -> None:
     text = "<!-- table one -->\nold\n<!-- end -->\n<!-- table two -->\nkept\n<!-- end -->\n"
-    once = report.fill(text, {"one": "| new |"})
+    once = fill(text, {"one": "| new |"})
     assert once == text.replace("old", "| new |")
-    assert report.fill(once, {"one": "| new |"}) == once
+    assert fill(once, {"one": "| new |"}) == once
 
 
 def test_the_plot_has_all_points_higher_for_more() -> None:

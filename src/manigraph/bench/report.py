@@ -6,19 +6,15 @@ plot of the growth beside them.
 
 import json
 import math
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from manigraph.reports.pages import fill, markdown_table
+
 Figures = Sequence[Mapping[str, Any]]
 LOOP_TARGET = 1.05
-
-
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _verdict(reached: bool | None) -> str:
@@ -27,7 +23,7 @@ def _verdict(reached: bool | None) -> str:
 
 def ratio_table(figures: Figures) -> str:
     """One line for each ratio, with its interval and target."""
-    return _markdown(
+    return markdown_table(
         ["what", "by", "where", "ratio", "95 %", "target", ""],
         (
             [
@@ -47,7 +43,7 @@ def ratio_table(figures: Figures) -> str:
 def growth_table(figures: Figures) -> str:
     """Time and memory of graph and prototype losses as classes grow in number."""
     names = ("classes", "prototypes", "milliseconds", "extra_mib")
-    return _markdown(
+    return markdown_table(
         ["classes", "prototypes", "ms", "extra MiB"],
         ([f"{f[name]:,.0f}" for name in names] for f in figures),
     )
@@ -55,7 +51,7 @@ def growth_table(figures: Figures) -> str:
 
 def peak_table(figures: Figures) -> str:
     """Share of what the machine can multiply."""
-    return _markdown(
+    return markdown_table(
         ["step of Π-VAT", "10⁹ a second", "of at most", "share"],
         (
             [
@@ -71,7 +67,7 @@ def peak_table(figures: Figures) -> str:
 
 def attention_table(figures: Figures) -> str:
     """What attention to the prototypes of a few classes loses and saves."""
-    return _markdown(
+    return markdown_table(
         ["classes considered", "attention to the own class", "left out", "error", "time, by all"],
         (
             [
@@ -88,7 +84,7 @@ def attention_table(figures: Figures) -> str:
 
 def loop_table(figures: Figures) -> str:
     """The whole loop by the bare passes; the target is 1.05."""
-    return _markdown(
+    return markdown_table(
         ["method", "where", "loop / passes", "95 %", "target", "", "data, ms", "update, ms", "step, ms"],
         (
             [
@@ -111,7 +107,7 @@ def profile_table(figures: Figures) -> str:
     """Shares of the time of a step, a column for each setting and method."""
     columns = list(dict.fromkeys((f["setting"], f["algorithm"]) for f in figures))
     share = {(f["setting"], f["algorithm"], f["kind"]): f["share"] for f in figures}
-    return _markdown(
+    return markdown_table(
         ["", *(f"{algorithm}, {setting}" for setting, algorithm in columns)],
         (
             [kind, *(f"{100 * share[(*column, kind)]:.1f} %" for column in columns)]
@@ -138,17 +134,6 @@ def tables(results: Mapping[str, Any]) -> dict[str, str]:
         elif isinstance(figures, list) and figures and {"ratio", "low", "high"} <= set(figures[0]):
             found[section] = ratio_table(figures)
     return found
-
-
-def fill(document: str, found: Mapping[str, str]) -> str:
-    """The document with the tables between their marks, `<!-- table NAME -->` and `<!-- end -->`."""
-
-    def filled(mark: re.Match[str]) -> str:
-        table = found.get(mark["name"])
-        return mark[0] if table is None else f"{mark['begin']}\n{table}\n{mark['end']}"
-
-    pattern = r"(?P<begin><!-- table (?P<name>\w+) -->)\n.*?(?P<end><!-- end -->)"
-    return re.sub(pattern, filled, document, flags=re.DOTALL)
 
 
 # The plot

@@ -20,6 +20,7 @@ COMMANDS = {
     "lr-find": "find how high the learning rate may go, before training",
     "check": "look at a data set for what would make training wrong",
     "evaluate": "measure a trained run on its test images",
+    "figures": "draw what a trained run has learned: its features and its graph",
     "demo": "compare methods on digits with 20 labels, in about three minutes",
     "reproduce": "measure a table of results: methods, labels, seeds",
     "data": "download data sets, show and clear what is stored",

@@ -1,0 +1,1 @@
+"""What a trained run says about images, beyond its predictions."""
