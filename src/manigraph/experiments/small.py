@@ -31,6 +31,14 @@ def _quarter(title: str, algorithm: str, *options: str) -> Row:
     return Row(f"width 1/4, 1,200 steps: {title}", algorithm, (*_QUARTER, *options), labels=1000)
 
 
+# As long as the recipe has it.
+_WHOLE = (*_FASTER, "--training.evaluate_every", "300")
+
+
+def _whole(title: str, algorithm: str, *options: str) -> Row:
+    return Row(f"width 1/4, 3,000 steps: {title}", algorithm, (*_WHOLE, *options))
+
+
 TUNING = (
     _looked("supervised", "supervised"),
     _looked("Π-VAT, ε = 3.5", "pi_vat", *_epsilon("3.5")),
@@ -40,8 +48,14 @@ TUNING = (
     _looked("Π-VAT, ε = 3.5, ramp, MSE", "pi_vat", *_epsilon("3.5"), *_MSE, *_RAMP),
     _looked("Π-VAT, ε = 1, no entropy", "pi_vat", *_epsilon("1"), "--method.entropy_weight", "0"),
     _looked("Π-VAT, ε = 1, balanced", "pi_vat", *_epsilon("1"), "--method.balance_memory", "1280"),
+    _looked("Π-VAT, ε = 1, dropout 0.1", "pi_vat", *_epsilon("1"), "--backbone.dropout", "0.1"),
+    _looked("Π-VAT, ε = 1, no dropout", "pi_vat", *_epsilon("1"), "--backbone.dropout", "0"),
+    _looked("supervised, no dropout", "supervised", "--backbone.dropout", "0"),
     _looked("Π-model", "pi_model"),
     _looked("FixMatch", "fixmatch"),
+    # An entropy term that weighs nothing has labelled images go with the first views, at the cost of a
+    # backward pass through these.
+    _looked("FixMatch, labelled with first views", "fixmatch", "--method.entropy_weight", "1e-12"),
     _looked("Manifold Graph, ε = 1", "manifold_graph", *_epsilon("1")),
     _quarter("Π-VAT, rate 0.02, ε = 7", "pi_vat", *_epsilon("7")),
     _quarter("Π-VAT, rate 0.1, ε = 3.5", "pi_vat", *_FASTER),
@@ -51,6 +65,8 @@ TUNING = (
         "manifold_graph",
         *(*_FASTER, "--method.entropy_weight", "0", "--method.scale", "4"),
     ),
+    _whole("Π-VAT, rate 0.1, ε = 3.5", "pi_vat"),
+    _whole("Manifold Graph, rate 0.1, ε = 3.5, scale 4", "manifold_graph", "--method.scale", "4"),
 )
 
 SMALL_TABLES = {
