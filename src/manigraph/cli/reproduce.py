@@ -1,16 +1,19 @@
-"""`manigraph reproduce`: measure a table of results, continuing where it stopped."""
+"""`manigraph reproduce TABLE`: measure a table of results, continuing where it stopped."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
 
 from manigraph.cli.results import print_table
-from manigraph.errors import UnknownNameError, UserError
-from manigraph.experiments.engines import EngineName, engine_named
+from manigraph.data.locations import DATA_VARIABLE
+from manigraph.errors import Interrupted, UnknownNameError, UserError
+from manigraph.experiments.engines import Engine, EngineName, LocalEngine, available_cores, engine_named
 from manigraph.options import parse
 
 if TYPE_CHECKING:
@@ -26,16 +29,19 @@ class ReproduceOptions:
     checkpoint, so a table can be stopped at any time and continued by the same command.
     """
 
-    table: Literal[
-        "main",
-        "svhn-labels",
-        "cifar10-labels",
-        "ablation",
-        "small-tuning",
-        "digits",
-        "digits-methods",
-        "digits-tuning",
-        "digits-choices",
+    table: Annotated[
+        Literal[
+            "main",
+            "svhn-labels",
+            "cifar10-labels",
+            "ablation",
+            "small-tuning",
+            "digits",
+            "digits-methods",
+            "digits-tuning",
+            "digits-choices",
+        ],
+        tyro.conf.Positional,
     ]
     """The paper's: `main`, `svhn-labels` and `cifar10-labels` with fewer labels, `ablation`. `small-tuning`:
     how the settings of the small scale were chosen, on validation images. On digits: `digits`, the paper's
@@ -54,19 +60,25 @@ class ReproduceOptions:
     """Results file; by default results/SCALE.json for the paper's tables, else results/TABLE.json."""
     runs: Path = Path("runs/reproduce")
     """Folder in which the run directories are made."""
-    jobs: int = os.cpu_count() or 1
-    """Runs at the same time."""
+    data_dir: Path | None = None
+    """Folder of the data sets; by default MANIGRAPH_DATA, else the user's cache folder."""
+    jobs: int | None = None
+    """Runs at the same time; by default as many as there are GPUs, or else cores; with ray or slurm as many
+    as there is room for."""
     threads: int = 0
-    """Threads of each run on a CPU; 0 shares the cores among the jobs."""
+    """Threads of each run on a CPU; 0 shares the cores among the jobs, and means 1 with ray or slurm."""
     engine: EngineName = "local"
     """Where runs are computed: processes of this machine, a Ray cluster (RAY_ADDRESS; extra `ray`), or jobs
     of SLURM (extra `slurm`). All machines must see the same folders."""
+    gpus: int = 0
+    """With ray or slurm: GPUs of each run. On this machine each run takes one if there are any."""
     hours: float = 24.0
-    """With slurm: time limit of a run; one that is cut off goes on when the command is given again."""
+    """With slurm: time limit of a job; a run that comes to it goes on in another job."""
     partition: str = ""
     """With slurm: where to send the jobs."""
     first_steps: int = 0
-    """Only the first steps of every run, of one seed, to see that all of them work; no results are kept."""
+    """Only the first steps of every run, of one seed, to see that all of them work. What they give is kept
+    apart, in the folder `first-steps` below that of the runs."""
     plan: bool = False
     """Only say what would be measured, and what it would cost."""
 
@@ -74,58 +86,115 @@ class ReproduceOptions:
 def run(arguments: list[str]) -> int:
     """Measure what is missing, with progress, and print the table."""
     options: ReproduceOptions = parse(ReproduceOptions, arguments, program="manigraph reproduce")
-    for name in ("jobs", "seeds"):
-        if (getattr(options, name) or 1) < 1 or getattr(options, name) == 0:
-            raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
-    if options.threads < 0 or options.first_steps < 0:
-        raise UserError(
-            f"--threads and --first_steps must be at least 0, got {options.threads} and {options.first_steps}"
-        )
+    _check(options)
+    # What torch's C++ code warns of is not for the person at the keyboard.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if options.data_dir is not None:
+        os.environ[DATA_VARIABLE] = str(options.data_dir.absolute())  # for every process
 
-    from manigraph.experiments.grid import ResultsFile, run_grid
+    from manigraph.experiments.grid import ResultsFile, left_to_measure
 
     table = chosen_table(options)
     results = ResultsFile(_results_path(options))
     cells = table.cells()
-    console = Console()
-    without_data = _say_missing_data(cells, console)
-    cells = {cell: row for cell, row in cells.items() if cell not in without_data}
-    missing = [cell for cell in cells if results.find(cell) is None]
+    console = Console(soft_wrap=True, highlight=False)
+    missing, failures = left_to_measure(cells, results)
     console.print(
-        f"{len(cells)} cells, {len(cells) - len(missing)} done before, {len(missing)} to measure; "
-        f"results in {results.path}",
-        highlight=False,
+        f"{len(cells)} cells, {len(cells) - len(missing) - len(failures)} done before, "
+        f"{len(missing)} to measure; results in {results.path}"
+    )
+    for failure in failures:
+        console.print(_failure_in_words(failure, cells))
+    failures += _without_images(missing, console)
+    if not options.plan:
+        missing = [cell for cell in missing if cell not in {failure.cell for failure in failures}]
+    engine = engine_named(
+        options.engine,
+        folder=_runs(options),
+        jobs=options.jobs,
+        threads=options.threads,
+        gpus=options.gpus,
+        hours=options.hours,
+        partition=options.partition,
     )
     if missing:
-        console.print(_cost_in_words(missing, results, options), highlight=False)
-    failures: list[Failure] = []
-    if missing and not options.plan:
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        ) as progress:
-            task = progress.add_task("measuring", total=len(missing))
-
-            def report(result: "Result") -> None:
-                progress.advance(task)
-                progress.console.print(_in_words(result, cells[result.cell], table), highlight=False)
-
-            engine = engine_named(
-                options.engine,
-                jobs=options.jobs,
-                threads=options.threads or max(1, (os.cpu_count() or 1) // options.jobs),
-                folder=options.runs,
-                hours=options.hours,
-                partition=options.partition,
-            )
-            failures = run_grid(missing, results, options.runs, engine, on_result=report)
-    if not options.first_steps and not options.plan:
+        console.print(_cost_in_words(missing, results, engine))
+    if options.plan:
+        print_plan(table, missing)
+        return 0
+    if missing:
+        failures += _measure(missing, cells, table, results, _runs(options), engine, console)
+    if not options.first_steps:
         print_results(results, table)
-    return _say_failures(failures, cells, console)
+    elif not failures:
+        console.print(f"the first {options.first_steps} steps of {_number(len(cells), 'cell')} work")
+    if failures:
+        console.print(
+            f"{len(failures)} of {_number(len(cells), 'cell')} could not be measured: the same command tries "
+            f"again"
+        )
+    return 1 if failures else 0
+
+
+def _check(options: ReproduceOptions) -> None:
+    for name, value, smallest in (
+        ("jobs", options.jobs, 1),
+        ("seeds", options.seeds, 1),
+        *(("labels", labels, 1) for labels in options.labels),
+        ("threads", options.threads, 0),
+        ("gpus", options.gpus, 0),
+        ("first_steps", options.first_steps, 0),
+    ):
+        if value is not None and value < smallest:
+            raise UserError(f"--{name} must be at least {smallest}, got {value}")
+    if not options.hours > 0:
+        raise UserError(f"--hours must be above 0, got {options.hours:g}")
+
+
+def _measure(
+    missing: "list[Cell]",
+    cells: "dict[Cell, Row]",
+    table: "Table",
+    results: "ResultsFile",
+    runs: Path,
+    engine: Engine,
+    console: Console,
+) -> "list[Failure]":
+    """Measure and show how far it is; what could not be measured."""
+    from manigraph.experiments.grid import run_grid
+
+    done = 0
+    with Progress(
+        TextColumn("measuring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=len(missing))
+
+        def report(result: "Result") -> None:
+            nonlocal done
+            done += 1
+            progress.advance(task)
+            console.print(_in_words(result, cells[result.cell], table))
+
+        def report_failure(failure: "Failure") -> None:
+            progress.advance(task)
+            if not failure.stopped:
+                console.print(_failure_in_words(failure, cells))
+
+        try:
+            return run_grid(missing, results, runs, engine, on_result=report, on_failure=report_failure)
+        except Interrupted as stop:
+            how_far = f"stopped after {done} of {_number(len(missing), 'cell')}"
+            raise Interrupted(f"{how_far}; the same command goes on from there", stop.exit_code) from None
+
+
+def _runs(options: ReproduceOptions) -> Path:
+    return options.runs / "first-steps" if options.first_steps else options.runs
 
 
 def chosen_table(options: ReproduceOptions) -> "Table":
@@ -144,103 +213,139 @@ def chosen_table(options: ReproduceOptions) -> "Table":
     for name in options.rows:
         if name not in names:
             raise UnknownNameError("row", name, names)
-    columns = table.columns
-    if options.labels:
-        known = {column.labels for column in columns}
-        data = {column.title.partition(f"{column.labels} labels")[0] for column in columns}
-        if len(data) == 1:  # any number of labels of one data set
-            (title,) = data
-            columns = tuple(
-                replace(columns[0], title=f"{title}{labels} labels", labels=labels)
-                for labels in options.labels
-            )
-        elif not set(options.labels) <= known:
-            raise UserError(
-                f"--labels of this table are {', '.join(map(str, sorted(known)))}, got "
-                f"{', '.join(map(str, options.labels))}"
-            )
-        else:
-            columns = tuple(column for column in columns if column.labels in options.labels)
     seeds = table.seeds
     if options.seeds is not None:
         seeds = (*seeds, *range(max(seeds) + 1, max(seeds) + 1 + options.seeds))[: options.seeds]
     rows = tuple(
         row for row in table.rows if not options.rows or {row.algorithm, row.title} & set(options.rows)
     )
+    table = replace(table, columns=_columns(table, options.labels), seeds=seeds, rows=rows)
     if options.first_steps:
-        seeds = seeds[:1]
         steps = ("--training.steps", str(options.first_steps))
         rows = tuple(replace(row, options=(*row.options, *steps)) for row in rows)
-    return replace(table, columns=columns, seeds=seeds, rows=rows)
+        table = replace(table, seeds=seeds[:1], rows=rows, budget="")
+    return table
+
+
+def _columns(table: "Table", labels: tuple[int, ...]) -> "tuple[Column, ...]":
+    """Those with these numbers of labels; of a table of one data set with any number, else with its own."""
+    from dataclasses import replace
+
+    if not labels:
+        return table.columns
+    labels = tuple(dict.fromkeys(labels))
+    data = {column.title.partition(f"{column.labels} labels")[0] for column in table.columns}
+    if len(data) == 1:
+        (title,) = data
+        return tuple(
+            replace(table.columns[0], title=f"{title}{number} labels", labels=number) for number in labels
+        )
+    known = {column.labels for column in table.columns}
+    if not set(labels) <= known:
+        raise UserError(
+            f"--labels of this table can be {', '.join(map(str, sorted(known)))}, got "
+            f"{', '.join(map(str, labels))}"
+        )
+    return tuple(column for column in table.columns if column.labels in labels)
 
 
 def _results_path(options: ReproduceOptions) -> Path:
     from manigraph.experiments.paper import PAPER_TABLES
 
-    if options.results:
-        return options.results
-    if options.first_steps:
-        return options.runs / "first-steps.json"
-    return Path("results") / f"{options.scale if options.table in PAPER_TABLES else options.table}.json"
+    name = f"{options.scale if options.table in PAPER_TABLES else options.table}.json"
+    path = options.results or Path("results") / name
+    return _runs(options) / path.name if options.first_steps else path
 
 
-def _say_missing_data(cells: "dict[Cell, Row]", console: Console) -> "set[Cell]":
-    """Cells whose images are not here; reading the others once spares every run to decode them."""
+def _without_images(cells: "list[Cell]", console: Console) -> "list[Failure]":
+    """Cells whose images are not here; those that are, are read once so that not every run decodes them."""
     from manigraph.build import load_dataset
+    from manigraph.cli.display import data_progress
+    from manigraph.experiments.grid import Failure
 
-    problems: dict[str, str] = {}
-    for name in dict.fromkeys(cell.config().data.name for cell in cells):
+    failures: list[Failure] = []
+    for name, data in {cell.config().data.name: cell.config().data for cell in cells}.items():
         try:
-            load_dataset(next(c.config().data for c in cells if c.config().data.name == name))
+            with data_progress() as progress:
+                load_dataset(data, progress=progress)
         except UserError as error:
-            problems[name] = str(error)
-            console.print(f"left out, since there are no images: {error}", highlight=False)
-    return {cell for cell in cells if cell.config().data.name in problems}
+            left_out = [cell for cell in cells if cell.config().data.name == name]
+            console.print(f"{_number(len(left_out), 'cell')} cannot be measured: {error}")
+            failures += [Failure(cell, str(error)) for cell in left_out]
+    return failures
 
 
-def _cost_in_words(missing: "list[Cell]", results: "ResultsFile", options: ReproduceOptions) -> str:
+def _cost_in_words(missing: "list[Cell]", results: "ResultsFile", engine: Engine) -> str:
     from manigraph.cli.list import about
-    from manigraph.experiments.cost import expected_cost
+    from manigraph.experiments.cost import Room, expected_cost
     from manigraph.recipes.measured import calibration_seconds, read_measured
+    from manigraph.training.execution import choose_device
 
-    cores = os.cpu_count() or 1
-    cost = expected_cost(
-        missing, results, read_measured(), calibration_seconds(), jobs=options.jobs, cores=cores
+    here = isinstance(engine, LocalEngine)
+    if engine.gpus and not here and choose_device("auto").type == "cpu":
+        return "How long it will take on GPUs cannot be said where there are none."
+    room = Room(
+        jobs=engine.jobs or 1,
+        threads=engine.threads,
+        cores=available_cores(),
+        gpus=engine.gpus,
+        shared=here,
     )
+    cost = expected_cost(missing, results, read_measured(), calibration_seconds(), room)
     if cost.unknown == len(missing):
-        return "What they take is not known before the first of them is done."
-    text = f"They take {about(cost.seconds)} on this machine, {options.jobs} at a time"
-    return text + (f", and {cost.unknown} more of which nothing is known." if cost.unknown else ".")
+        return "How long it will take is not known before the first of them is measured."
+    where = "on this machine" if here else "on machines like this one"
+    each = f"with {_number(engine.threads, 'thread')} each"
+    at_a_time = f"{room.jobs} at a time" if room.jobs > 1 else "one after the other"
+    text = f"It will take {about(cost.seconds)} {where}, {at_a_time} {each}"
+    if cost.guessed:
+        count = _number(cost.guessed, "cell")
+        text += f"; {count} without a figure counted as long as the longest known of the recipe"
+    if cost.unknown:
+        text += f"; without {_number(cost.unknown, 'cell')} of which nothing is known"
+    return f"{text}."
 
 
 def _in_words(result: "Result", row: "Row", table: "Table") -> str:
     cell = result.cell
-    took = "went on from before" if result.seconds is None else f"{result.seconds:6.1f} s"
+    took = "from an earlier run" if result.seconds is None else f"{result.seconds:.1f} s"
     error = result.error(table.part)
-    return f"{row.title:<34} {cell.labels:>5} labels  seed {cell.seed:>2}  error {error:5.2f} %  {took}"
+    where = f"{cell.recipe}, {cell.labels} labels, seed {cell.seed}"
+    return f"{row.title:<34} {where:<38} error {error:5.2f} %  {took}"
 
 
-def _say_failures(failures: "list[Failure]", cells: "dict[Cell, Row]", console: Console) -> int:
-    stopped = [failure for failure in failures if failure.stopped]
-    broken = [failure for failure in failures if not failure.stopped]
-    for failure in broken:
-        cell, title = failure.cell, cells[failure.cell].title
-        console.print(
-            f"failed: {title}, {cell.labels} labels, seed {cell.seed}: {failure.reason}", highlight=False
-        )
-    if stopped:
-        console.print("stopped; the same command goes on from here", highlight=False)
-    return 1 if broken else 130 if stopped else 0
+def _failure_in_words(failure: "Failure", cells: "dict[Cell, Row]") -> str:
+    cell, title = failure.cell, cells[failure.cell].title
+    return f"failed: {title}, {cell.recipe}, {cell.labels} labels, seed {cell.seed}: {failure.reason}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def print_plan(table: "Table", missing: "list[Cell]") -> None:
+    """How many seeds of every entry are to be measured."""
+    left = set(missing)
+
+    def entry(row: "Row", column: "Column") -> str:
+        count = sum(table.cell(row, column, seed) in left for seed in table.seeds)
+        return str(count) if count else "–"
+
+    print_table(
+        f"{table.heading}: seeds to measure, of {', '.join(map(str, table.seeds))}",
+        [column.title for column in table.columns],
+        [(row.title, [entry(row, column) for column in table.columns]) for row in table.rows],
+    )
 
 
 def print_results(results: "ResultsFile", table: "Table") -> None:
-    """Mean and spread over seeds: a column for each number of labels, the paper's figures beside it."""
+    """Mean and spread over seeds, the paper's figures beside them."""
     from manigraph.experiments.grid import mean_and_spread
     from manigraph.training.selection import CHOSEN_ON_TEST
 
     dishonest = False
 
-    def summary(row: "Row", column: "Column") -> str:
+    def measured(row: "Row", column: "Column") -> str:
         nonlocal dishonest
         cells = [results.find(table.cell(row, column, seed)) for seed in table.seeds]
         found = [result for result in cells if result]
@@ -250,7 +355,8 @@ def print_results(results: "ResultsFile", table: "Table") -> None:
         marked = any(result.selected_on == "test" for result in found)
         dishonest |= marked
         few = f" ({len(found)})" if len(found) < len(cells) else ""
-        return f"{mean:.2f} ± {spread:.2f}{few}" + (" ‡" if marked else "")
+        error = f"{mean:.2f} ± {spread:.2f}" if len(found) > 1 else f"{mean:.2f}"
+        return error + few + (" ‡" if marked else "")
 
     def published(row: "Row", column: "Column") -> str:
         if (row.title, column.title) not in table.published:
@@ -258,29 +364,57 @@ def print_results(results: "ResultsFile", table: "Table") -> None:
         mean, spread = table.published[row.title, column.title]
         return f"{mean:.2f} ± {spread:.2f}"
 
-    with_paper = {
-        c.title for c in table.columns if any((r.title, c.title) in table.published for r in table.rows)
+    seeds = ", ".join(str(seed) for seed in table.seeds)
+    heading = f"{table.heading}: {table.part} error %, mean ± standard deviation over seeds {seeds}"
+    rows = {
+        row.title: [(measured(row, column), published(row, column)) for column in table.columns]
+        for row in table.rows
     }
-    titles, seeds = [], ", ".join(str(seed) for seed in table.seeds)
-    for column in table.columns:
-        titles += [column.title] + (["the paper"] if column.title in with_paper else [])
-    print_table(
-        f"{table.heading}: {table.part} error %, mean ± standard deviation over seeds {seeds}",
-        titles,
-        [
-            (
-                row.title,
-                [
-                    text
-                    for column in table.columns
-                    for text in (
-                        [summary(row, column)]
-                        + ([published(row, column)] if column.title in with_paper else [])
-                    )
-                ],
-            )
-            for row in table.rows
-        ],
-    )
+    titles = [column.title for column in table.columns]
+    wide = _wide_table(heading, titles, rows)
+    console = Console()
+    fits = Console(width=10_000).measure(wide).maximum <= console.width
+    console.print(wide if fits else _long_table(heading, titles, rows))
+    if any("(" in entry for entries in rows.values() for entry, _ in entries):
+        console.print("(n): only n seeds are measured", highlight=False)
     if dishonest:
-        Console().print(f"‡ {CHOSEN_ON_TEST}", highlight=False)
+        console.print(f"‡ {CHOSEN_ON_TEST}", highlight=False)
+
+
+Entries = list[tuple[str, str]]
+"""What was measured and what the paper has, for each column."""
+
+
+def _wide_table(heading: str, titles: list[str], rows: dict[str, Entries]) -> RichTable:
+    """A column for each number of labels, beside it the paper's if it has any figure there."""
+    in_paper = [any(entries[number][1] for entries in rows.values()) for number in range(len(titles))]
+    table = _empty_table(heading)
+    for title, has_paper in zip(titles, in_paper, strict=True):
+        for name in (title, "the paper") if has_paper else (title,):
+            table.add_column(name, justify="right", no_wrap=True)
+    for method, entries in rows.items():
+        texts: list[str] = []
+        for entry, has_paper in zip(entries, in_paper, strict=True):
+            texts += entry if has_paper else entry[:1]
+        table.add_row(method, *texts)
+    return table
+
+
+def _long_table(heading: str, titles: list[str], rows: dict[str, Entries]) -> RichTable:
+    """A part for each number of labels, one below the other."""
+    with_paper = any(entry[1] for entries in rows.values() for entry in entries)
+    table = _empty_table(heading)
+    for name in ("measured", "the paper") if with_paper else ("measured",):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, title in enumerate(titles):
+        table.add_section()
+        table.add_row(f"[bold]{title}[/bold]")
+        for method, entries in rows.items():
+            table.add_row(method, *(entries[number] if with_paper else entries[number][:1]))
+    return table
+
+
+def _empty_table(heading: str) -> RichTable:
+    table = RichTable(title=heading, title_justify="left", title_style="bold")
+    table.add_column("method", style="cyan")
+    return table

@@ -4,13 +4,17 @@ A cell that was killed on the way goes on from its last checkpoint; one whose ru
 again.
 """
 
+import fcntl
 import hashlib
 import json
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +22,11 @@ from manigraph.build import load_dataset, split_dataset
 from manigraph.catalogue import RECIPES
 from manigraph.config import Config, deciding_settings, with_options
 from manigraph.errors import Interrupted, UserError
-from manigraph.experiments.engines import Engine
+from manigraph.experiments.engines import Engine, Lost
 from manigraph.experiments.outsiders import OUTSIDERS
 from manigraph.readout import ReadOutMethod, read_out
 from manigraph.runs import RunDirectory, machine, provenance, write_bytes
+from manigraph.training.execution import Execution
 from manigraph.training.selection import SelectionRule
 
 
@@ -40,16 +45,21 @@ class Cell:
 
     def config(self) -> Config[Any]:
         """The run's configuration; an outsider takes data and split from the supervised one."""
-        algorithm = "supervised" if self.algorithm in OUTSIDERS else self.algorithm
-        config = RECIPES.get(self.recipe)(algorithm)
-        config = replace(config, seed=self.seed, data=replace(config.data, labels=self.labels))
-        return with_options(config, self.options, program=f"manigraph train {self.recipe}")
+        return _config(self)
 
     def digest(self) -> str:
         """Changes whenever any setting of the run does."""
         cell = {name: value for name, value in asdict(self).items() if value not in ((), "")}
         text = json.dumps({"cell": cell, "config": deciding_settings(self.config())}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache  # reading options takes some milliseconds, and a table asks for its cells again and again
+def _config(cell: Cell) -> Config[Any]:
+    algorithm = "supervised" if cell.algorithm in OUTSIDERS else cell.algorithm
+    config = RECIPES.get(cell.recipe)(algorithm)
+    config = replace(config, seed=cell.seed, data=replace(config.data, labels=cell.labels))
+    return with_options(config, cell.options, program=f"manigraph train {cell.recipe}")
 
 
 @dataclass(frozen=True)
@@ -103,21 +113,40 @@ class CellTask:
     """Of each cell, on a CPU; 0 means as many as torch finds right."""
     commit: str | None = None
     """The one whose code is running."""
+    checkpoint_minutes: float = 5.0
+    """Time between two checkpoints."""
 
     def __call__(self, cell: Cell) -> Result | Failure:
         """Measure a cell; whatever goes wrong, the other cells are still worth having."""
         try:
-            return measure(cell, self.runs, self.commit, threads=self.threads)
+            return measure(
+                cell,
+                self.runs,
+                self.commit,
+                threads=self.threads,
+                checkpoint_minutes=self.checkpoint_minutes,
+            )
         except Interrupted as error:
             return Failure(cell, str(error), stopped=True)
         except KeyboardInterrupt:
             return Failure(cell, "stopped", stopped=True)
         except Exception as error:
-            prefix = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            return Failure(cell, f"{prefix}{error}")
+            return Failure(cell, _reason(error))
 
 
-def measure(cell: Cell, runs: Path, commit: str | None = None, *, threads: int = 0) -> Result:
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
+
+
+def measure(
+    cell: Cell,
+    runs: Path,
+    commit: str | None = None,
+    *,
+    threads: int = 0,
+    checkpoint_minutes: float = 5.0,
+) -> Result:
     """Train and evaluate one cell, or go on with its run in `runs`.
 
     Args:
@@ -125,12 +154,14 @@ def measure(cell: Cell, runs: Path, commit: str | None = None, *, threads: int =
         runs: Folder that holds run directories.
         commit: The one whose code is running.
         threads: On a CPU; 0 means as many as torch finds right.
+        checkpoint_minutes: Time between two checkpoints.
     """
     import torch
 
     if threads:
         torch.set_num_threads(threads)
     config = cell.config()
+    origin: dict[str, Any] = {"commit": commit, "machine": machine()}
     began = time.monotonic()
     if cell.algorithm in OUTSIDERS:
         dataset = load_dataset(config.data)
@@ -139,7 +170,10 @@ def measure(cell: Cell, runs: Path, commit: str | None = None, *, threads: int =
         validation_error = None
         in_one_go = True
     else:
-        run, in_one_go = _trained(cell, runs, threads)
+        execution = Execution(threads=threads, checkpoint_minutes=checkpoint_minutes)
+        run, in_one_go = _trained(cell, runs, execution)
+        if not in_one_go:
+            origin = run.read_json("provenance.json")
         final = {line["part"]: line for line in run.read_lines("evaluations.jsonl") if line["final"]}
         error, calibration = final["test"]["error"], final["test"]["calibration_error"]
         validation_error = final["validation"]["error"] if "validation" in final else None
@@ -155,32 +189,50 @@ def measure(cell: Cell, runs: Path, commit: str | None = None, *, threads: int =
         calibration_error=calibration,
         split=digest,
         seconds=round(time.monotonic() - began, 1) if in_one_go else None,
-        commit=commit,
+        commit=origin["commit"],
         validation_error=validation_error,
         selected_on=config.training.select,
         config=deciding_settings(config),
-        machine=machine(),
+        machine=origin["machine"],
         threads=torch.get_num_threads(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def _trained(cell: Cell, runs: Path, threads: int) -> tuple[RunDirectory, bool]:
+def _trained(cell: Cell, runs: Path, execution: Execution) -> tuple[RunDirectory, bool]:
     """The finished run of a cell, and whether all of it was trained just now."""
     from manigraph.engine import resume, train
-    from manigraph.training.execution import Execution
 
     name = f"{cell.config().run_name}-{cell.digest()[:8]}"
-    execution = Execution(threads=threads)
-    # A folder without its preprocessing is of a run that was killed before it was described.
-    begun = sorted(path.parent for path in runs.glob(f"{name}*/preprocessing.json"))
+    begun = _begun(runs, name)
     if not begun:
         run, _ = train(cell.config(), runs, name=name, execution=execution)
         return run, True
-    run = RunDirectory.open(begun[-1])
+    run = next((run for run in begun if run.status().state == "finished"), begun[-1])
+    _wait_for_others(run)
     if run.status().state != "finished":
         resume(run.path, execution=execution)
     return run, False
+
+
+def _begun(runs: Path, name: str) -> list[RunDirectory]:
+    """Runs of this name, the oldest first.
+
+    A folder without its preprocessing is of a run that was killed before it was described.
+    """
+    paths = [path.parent for path in runs.glob(f"{name}*/preprocessing.json")]
+    return [RunDirectory.open(path) for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
+
+
+def _wait_for_others(run: RunDirectory) -> None:
+    """A process whose grid was killed ends after its step; whoever takes longer is another grid."""
+    end = time.monotonic() + PATIENCE
+    while run.status().state == "running" and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+PATIENCE = 60.0
+"""Seconds to wait for a run that another process holds."""
 
 
 class ResultsFile:
@@ -188,18 +240,9 @@ class ResultsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.results: list[Result] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise UserError(f"'{path}' is a folder: name a results file")
-        if path.is_file():
-            try:
-                values = json.loads(path.read_text(encoding="utf-8"))
-                self.results = [
-                    Result(**{**value, "cell": _cell(value["cell"])}) for value in values["results"]
-                ]
-            except (ValueError, KeyError, TypeError):
-                raise UserError(f"'{path}' is not a results file: move it away or name another") from None
+        self.results = self._read()
 
     def find(self, cell: Cell) -> Result | None:
         """The result of a cell, if it was measured with the settings it has today."""
@@ -207,10 +250,21 @@ class ResultsFile:
         return next((r for r in self.results if r.cell == cell and r.digest == digest), None)
 
     def add(self, result: Result) -> None:
-        """Keep a result, in the place of an older one of the same cell."""
-        self.results = [r for r in self.results if r.cell != result.cell] + [result]
-        self.results.sort(key=lambda r: tuple(asdict(r.cell).values()))
-        write_bytes(self.path, self._text().encode())
+        """Keep a result, in the place of an older one of the same cell; what others added meanwhile stays."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone_in(self.path.parent):
+            known = {r.cell: r for r in (*self.results, *self._read(), result)}
+            self.results = sorted(known.values(), key=lambda r: tuple(asdict(r.cell).values()))
+            write_bytes(self.path, self._text().encode("utf-8", "backslashreplace"))
+
+    def _read(self) -> list[Result]:
+        if not self.path.is_file():
+            return []
+        try:
+            values = json.loads(self.path.read_text(encoding="utf-8"))
+            return [_result(value) for value in values["results"]]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"'{self.path}' is not a results file: move it away or name another") from None
 
     def _text(self) -> str:
         """JSON with a line for each result, so that a change of the file shows what was measured."""
@@ -219,8 +273,38 @@ class ResultsFile:
         return f'{head},\n  "results": [\n{lines}\n  ]\n}}\n'
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One grid at a time; there may be several in the same file."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _result(values: dict[str, Any]) -> Result:
+    float(values["test_error"])
+    return Result(**{**values, "cell": _cell(values["cell"])})
+
+
 def _cell(values: dict[str, Any]) -> Cell:
     return Cell(**{**values, "options": tuple(values.get("options", ()))})
+
+
+def left_to_measure(cells: Iterable[Cell], results: ResultsFile) -> tuple[list[Cell], list[Failure]]:
+    """Cells that are not in `results` yet, and those whose settings cannot be."""
+    missing: list[Cell] = []
+    failures: list[Failure] = []
+    for cell in cells:
+        try:
+            if results.find(cell) is None:
+                missing.append(cell)
+        except UserError as error:
+            failures.append(Failure(cell, _reason(error)))
+    return missing, failures
 
 
 def run_grid(
@@ -230,17 +314,26 @@ def run_grid(
     engine: Engine,
     *,
     on_result: Callable[[Result], None] = lambda result: None,
+    on_failure: Callable[[Failure], None] = lambda failure: None,
 ) -> list[Failure]:
-    """Measure what is not in `results` yet, and say what could not be measured."""
-    missing = [cell for cell in cells if results.find(cell) is None]
+    """Measure what is not in `results` yet, and say what could not be measured.
+
+    Raises `Interrupted` if somebody asked to stop; what was measured until then is in `results`.
+    """
+    missing, failures = left_to_measure(cells, results)
+    for failure in failures:
+        on_failure(failure)
     commit = provenance()["commit"]  # now: the tree may move on while the grid runs
-    failures: list[Failure] = []
-    for outcome in engine.outcomes(CellTask(runs, engine.threads, commit), missing):
-        if isinstance(outcome, Failure):
-            failures.append(outcome)
-        else:
-            results.add(outcome)
-            on_result(outcome)
+    task = CellTask(runs.absolute(), engine.threads, commit)
+    with closing(engine.outcomes(task, missing)) as outcomes:
+        for outcome in outcomes:
+            if isinstance(outcome, Result):
+                results.add(outcome)
+                on_result(outcome)
+            else:
+                failure = Failure(outcome.thing, outcome.reason) if isinstance(outcome, Lost) else outcome
+                failures.append(failure)
+                on_failure(failure)
     return failures
 
 
