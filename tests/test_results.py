@@ -1,6 +1,7 @@
 """Figures in the documentation are those of the committed result files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from manigraph.catalogue import ALGORITHMS
 from manigraph.experiments.grid import mean_and_spread
+from manigraph.experiments.small import SMALL_TABLES
 from manigraph.experiments.tables import DIGITS_TABLES, Row, Table
 
 ROOT = Path(__file__).parent.parent
@@ -61,3 +63,22 @@ def test_every_setting_that_was_tried_is_on_record(row: Row) -> None:
     ]
     assert len(rows) == 1
     assert rows[0].endswith(f"| {figure} |")
+
+
+def test_every_look_at_svhn_is_on_record() -> None:
+    table, page = SMALL_TABLES["small-tuning"], plain("docs/results.md")
+    measured = results("small-tuning")
+    for cell, row in table.cells().items():
+        error = measured[cell.digest()]["validation_error"]
+        assert f"| {row.title} | {cell.labels} | {error:.2f} |" in page
+
+
+def test_labelled_images_with_the_views_of_the_student() -> None:
+    table = replace(SMALL_TABLES["small-tuning"], seeds=(10, 11, 12))
+    measured = results("small-tuning")
+    rows = [row for row in table.rows if row.algorithm == "fixmatch"]
+    assert len(rows) == 2
+    for row in rows:
+        cells = [table.cell(row, table.columns[0], seed) for seed in table.seeds]
+        mean, spread = mean_and_spread([measured[cell.digest()]["validation_error"] for cell in cells])
+        assert f"{mean:.2f} ± {spread:.2f} %" in plain("docs/speed.md")
