@@ -191,7 +191,7 @@ def test_wrong_options(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["reproduce", "digits", *arguments]) == 2
+    assert main(["reproduce", "digits", "--plan", *arguments]) == 2
     assert capsys.readouterr().err == f"manigraph: {sentence}\n"
 
 
