@@ -227,6 +227,11 @@ def test_a_line_for_each_result(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_what_was_measured_comes_back(tmp_path: Path, uninterrupted: tuple[Path, Result]) -> None:
+    ResultsFile(tmp_path / "results.json").add(uninterrupted[1])
+    assert ResultsFile(tmp_path / "results.json").results == [uninterrupted[1]]
+
+
 def test_options_and_read_outs_come_back(tmp_path: Path) -> None:
     cell = replace(CELL, read_out="label_spreading")
     result = replace(measured(), cell=cell, digest=cell.digest())

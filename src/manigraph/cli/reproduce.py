@@ -182,8 +182,8 @@ def _measure(
             console.print(_in_words(result, cells[result.cell], table))
 
         def report_failure(failure: "Failure") -> None:
-            progress.advance(task)
             if not failure.stopped:
+                progress.advance(task)
                 console.print(_failure_in_words(failure, cells))
 
         try:

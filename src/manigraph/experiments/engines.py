@@ -345,9 +345,9 @@ class SlurmEngine:
         self, function: Callable[[Thing], Answer], things: Sequence[Thing]
     ) -> Generator[Answer | Lost[Thing], None, None]:
         executor = self._executor()
-        submitted = executor.map_array(_Requeued(function), list(things)) if things else []
-        running = dict(zip(submitted, things, strict=True))
-        with stop_requests() as stop:
+        with stop_requests() as stop:  # jobs may run before all of them are submitted
+            submitted = executor.map_array(_Requeued(function), list(things)) if things else []
+            running = dict(zip(submitted, things, strict=True))
             try:
                 while running and not stop:
                     for job in [job for job in running if job.done()]:

@@ -192,7 +192,7 @@ def measure(
         commit=origin["commit"],
         validation_error=validation_error,
         selected_on=config.training.select,
-        config=deciding_settings(config),
+        config=json.loads(json.dumps(deciding_settings(config))),  # as it is read back
         machine=origin["machine"],
         threads=torch.get_num_threads(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -69,10 +69,24 @@ def forgetful(module: nn.Module, function: Callable[[Tensor], Tensor], values: T
             yield
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), again()
+        return nullcontext(), _EnteredAnew(again)
 
     result: Tensor = checkpoint(function, values, use_reentrant=False, context_fn=contexts)
     return result
+
+
+class _EnteredAnew(AbstractContextManager[None]):
+    """A context that can be entered several times: some methods go back through one pass twice."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._make = make
+
+    def __enter__(self) -> None:
+        self._entered = self._make()
+        self._entered.__enter__()
+
+    def __exit__(self, *details: Any) -> None:
+        self._entered.__exit__(*details)
 
 
 def _dropout_shard(module: nn.Module) -> Shard:
