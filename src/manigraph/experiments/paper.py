@@ -6,7 +6,7 @@ Every table of a scale is measured into the same results file, so that what two 
 from collections.abc import Mapping
 from typing import Literal
 
-from manigraph.experiments.tables import Column, Row, Table
+from manigraph.experiments.tables import Column, Row, Table, combined_with
 
 Scale = Literal["paper", "small"]
 
@@ -18,10 +18,10 @@ RECIPES: Mapping[Scale, Mapping[str, str]] = {
 SEEDS = (0, 1, 2)
 
 ON_FIXMATCH = (
-    *("--method.comparison", "fixmatch", "--method.entropy_weight", "0"),
+    *(*combined_with("fixmatch"), "--method.entropy_weight", "0"),
     *("--preprocessing.kind", "standardise"),  # whitening would blow up what strong views bring in
 )
-ON_MEAN_TEACHER = ("--method.comparison", "mean_teacher", "--training.ema_decay", "0")
+ON_MEAN_TEACHER = combined_with("mean_teacher")
 
 CONTENDERS = (
     Row("supervised only", "supervised"),
