@@ -103,6 +103,10 @@ BACKBONES: "Registry[type[Backbone]]" = Registry(
             "manigraph.nn.backbones.mlp:MLP",
             "two hidden layers, for feature vectors",
         ),
+        "head": Entry(
+            "manigraph.nn.backbones.head:Head",
+            "no network: ready-made embeddings are the features, the graph and the classifier learn",
+        ),
     },
 )
 

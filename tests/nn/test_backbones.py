@@ -11,6 +11,7 @@ from manigraph.nn.backbones.base import Backbone
 from tests.helpers import normal
 
 CONVOLUTIONAL = ["cnn13", "wide_resnet28_2", "small_cnn"]
+WITH_LAYERS = [*CONVOLUTIONAL, "mlp"]
 SIZES = [(8, 8), (9, 13), (28, 28), (32, 32)]
 
 
@@ -66,7 +67,7 @@ def test_numbers_of_channels(name: str, channels: int) -> None:
     assert features_of(backbone).shape == (2, backbone.feature_size)
 
 
-@pytest.mark.parametrize("name", list(BACKBONES))
+@pytest.mark.parametrize("name", WITH_LAYERS)
 def test_width_multiplies_the_features(name: str) -> None:
     build = BACKBONES.get(name)
     narrow, wide = build((1, 8, 8), width=0.5), build((1, 8, 8), width=1.0)
@@ -84,6 +85,27 @@ def test_the_narrowest_still_works(name: str) -> None:
 def test_mlp_takes_vectors() -> None:
     backbone = BACKBONES.get("mlp")((20,), width=0.25)
     assert features_of(backbone).shape == (2, 32)
+
+
+def test_head_leaves_vectors_as_they_are_and_learns_nothing() -> None:
+    backbone, vectors = BACKBONES.get("head")((20,)), normal(3, 20).float()
+    assert backbone.feature_size == 20
+    assert num_parameters(backbone) == 0
+    assert torch.equal(backbone.train()(vectors), vectors)
+    assert torch.equal(BACKBONES.get("head")((20,), dropout=0.5).eval()(vectors), vectors)
+
+
+def test_head_drops_some_entries_if_told() -> None:
+    torch.manual_seed(1)
+    backbone, vectors = BACKBONES.get("head")((2000,), dropout=0.25), 1 + normal(4, 2000).float().abs()
+    dropped = backbone.train()(vectors)
+    kept = dropped != 0
+    assert 0.72 < kept.float().mean() < 0.78
+    torch.testing.assert_close(dropped[kept], vectors[kept] / 0.75)
+
+
+def test_every_backbone_is_one_or_the_other() -> None:
+    assert {*WITH_LAYERS, "head"} == set(BACKBONES), "tests above go over these lists"
 
 
 @pytest.mark.parametrize(
