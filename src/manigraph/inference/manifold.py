@@ -8,12 +8,9 @@ are the same in every graph, up to the share of each row that goes to the graph'
 from dataclasses import dataclass
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from manigraph.algorithms.comparisons import ComparisonAlgorithm
-from manigraph.build import build_algorithm
 from manigraph.data.cache import Progress, silent
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
@@ -22,7 +19,8 @@ from manigraph.engine import TrainedRun, dataset_of, indices_of, load
 from manigraph.errors import UserError
 from manigraph.functional.graph import image_share, prototype_context
 from manigraph.inference.tsne import METRIC, PERPLEXITY, SEED, map_of
-from manigraph.nn import FrozenGraphClassifier, GraphClassifier, LabelledImageNodes, load_trained_state
+from manigraph.nn import FrozenGraphClassifier
+from manigraph.nn.manifold_graph import Nodes
 from manigraph.runs import RunDirectory
 from manigraph.training.evaluation import predict_logits
 from manigraph.training.selection import Part
@@ -118,9 +116,8 @@ def manifold_view(
     graph, predicted_before = None, None
     if isinstance(model, FrozenGraphClassifier):
         features = outputs(model.backbone)
-        classifier = _graph_classifier(run, trained)
-        if classifier.graph_is_on:
-            graph = _graph_view(classifier, features)
+        if model.nodes is not None:
+            graph = _graph_view(model, model.nodes, features)
             predicted_before = model.linear(features).argmax(dim=1)
     else:
         features = outputs(_FinalFeatures(model))
@@ -137,19 +134,8 @@ def manifold_view(
     )
 
 
-def _graph_classifier(run: RunDirectory, trained: TrainedRun) -> GraphClassifier:
-    """The evaluated model with its generator, which a model to predict with has no more."""
-    with torch.random.fork_rng():
-        algorithm = build_algorithm(trained.config, trained.input_shape, len(trained.class_names))
-    load_trained_state(algorithm, safetensors.torch.load_file(run.path / "model.safetensors"))
-    assert isinstance(algorithm, ComparisonAlgorithm)
-    model = algorithm.comparison.evaluated(algorithm.model)
-    assert isinstance(model, GraphClassifier)
-    return model.eval()
-
-
-def _graph_view(model: GraphClassifier, features: Tensor) -> GraphView:
-    graph, nodes = model.graph, model.class_nodes()
+def _graph_view(model: FrozenGraphClassifier, nodes: Nodes, features: Tensor) -> GraphView:
+    graph = model.graph
     P, D = nodes.prototypes.shape
     g = graph.embedding(features)
     refined_prototypes = torch.zeros_like(nodes.prototypes)
@@ -161,7 +147,7 @@ def _graph_view(model: GraphClassifier, features: Tensor) -> GraphView:
         log_normaliser = prototype_context(nodes.embeddings, scale=graph.scale).log_normaliser
         share = image_share(g, nodes.embeddings, log_normaliser, scale=graph.scale).mean()
     return GraphView(
-        nodes="labelled images" if isinstance(model.nodes, LabelledImageNodes) else "prototypes",
+        nodes="labelled images" if model.nodes_are_images else "prototypes",
         classes=torch.arange(model.num_classes).repeat_interleave(P // model.num_classes),
         prototypes=nodes.prototypes,
         refined_prototypes=refined_prototypes,

@@ -133,11 +133,13 @@ class GraphClassifier(Classifier):
 
 
 class FrozenGraphClassifier(nn.Module):
-    """A trained graph classifier whose class nodes are constants: P·D numbers, and P·D for each head.
+    """A trained graph classifier whose class nodes are constants: 2·P·D numbers, and P·D for each head.
 
-    It shares the other parameters with the model it was made from.
+    It shares the other parameters with the model it was made from. Predictions do not need the prototypes
+    themselves; whoever explains them does.
     """
 
+    prototypes: Tensor | None
     prototype_embeddings: Tensor | None
     messages: Tensor | None
 
@@ -153,8 +155,19 @@ class FrozenGraphClassifier(nn.Module):
             nodes = model.class_nodes() if model.graph_is_on else None
         model.train(was_training)
         self.training = was_training
+        self.nodes_are_images = isinstance(model.nodes, LabelledImageNodes)
+        self.register_buffer("prototypes", None if nodes is None else nodes.prototypes)
         self.register_buffer("prototype_embeddings", None if nodes is None else nodes.embeddings)
         self.register_buffer("messages", None if nodes is None else nodes.messages)
+
+    @property
+    def nodes(self) -> Nodes | None:
+        """The class nodes; None if training ended before the graph was on."""
+        if self.prototypes is None:
+            return None
+        assert self.prototype_embeddings is not None
+        assert self.messages is not None
+        return Nodes(self.prototypes, self.prototype_embeddings, self.messages)
 
     def final_features(self, images: Float[Tensor, "B ..."]) -> Float[Tensor, "B D"]:
         """What the linear layer gets; only the image's row of its graph is computed."""
