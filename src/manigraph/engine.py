@@ -178,6 +178,7 @@ def _describe(
             "name": dataset.name,
             "class_names": list(dataset.class_names),
             "input_shape": list(dataset.input_shape),
+            "white": dataset.white,
             "num_images": len(dataset.images),
             "digest": dataset.digest,
             "in_memory": in_memory,
@@ -201,6 +202,8 @@ class TrainedRun:
     preprocessing: Preprocessing
     model: nn.Module
     """Preprocessed images to logits."""
+    white: float = 255.0
+    """The stored value of full brightness."""
 
 
 def load(run: RunDirectory) -> TrainedRun:
@@ -209,7 +212,8 @@ def load(run: RunDirectory) -> TrainedRun:
     data = run.read_json("data.json")
     try:
         class_names, input_shape = tuple(data["class_names"]), tuple(data["input_shape"])
-    except (KeyError, TypeError):
+        white = float(data.get("white", 255.0))
+    except (KeyError, TypeError, ValueError):
         raise UserError(f"'{run.path / 'data.json'}' is damaged: no class names and input shape") from None
     with torch.random.fork_rng():
         algorithm = build_algorithm(config, input_shape, len(class_names))
@@ -221,7 +225,8 @@ def load(run: RunDirectory) -> TrainedRun:
         raise UserError(
             f"'{run.path / 'model.safetensors'}' does not hold the weights of this run: {reason}"
         ) from None
-    return TrainedRun(config, class_names, input_shape, _load_preprocessing(run), algorithm.inference_model())
+    model = algorithm.inference_model()
+    return TrainedRun(config, class_names, input_shape, _load_preprocessing(run), model, white)
 
 
 def _load_preprocessing(run: RunDirectory) -> Preprocessing:

@@ -1,0 +1,89 @@
+"""From images as they are stored to what a trained run says about them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manigraph.engine import TrainedRun, load
+from manigraph.nn import FrozenGraphClassifier
+from manigraph.nn.manifold_graph import Nodes
+from manigraph.runs import RunDirectory
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What a run says about B images."""
+
+    logits: Tensor
+    """(B, C)."""
+    features: Tensor
+    """(B, D): f, before any graph; what the linear layer gets if there is none."""
+    final_features: Tensor
+    """(B, D): what the linear layer gets."""
+    logits_without_graph: Tensor | None
+    """(B, C): what the linear layer would say of the features before the graph; None if there is no graph."""
+    attention: Tensor | None
+    """(B, P): w_bp, how much each image hears of each class node, mean over heads; None likewise."""
+
+    @property
+    def probabilities(self) -> Tensor:
+        """(B, C)."""
+        return self.logits.softmax(dim=1)
+
+    @property
+    def predicted(self) -> Tensor:
+        """(B,): the most probable class."""
+        return self.logits.argmax(dim=1)
+
+
+class Predictor:
+    """A trained run, ready to be asked about images.
+
+    Args:
+        run: Its directory.
+        trained: What `engine.load` made of it.
+    """
+
+    def __init__(self, run: RunDirectory, trained: TrainedRun) -> None:
+        self.run = run
+        self.trained = trained
+        self.model: Any = trained.model.eval()
+        self.class_names = trained.class_names
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Predictor":
+        """Read a run directory; nothing is unpickled."""
+        run = RunDirectory.open(Path(path))
+        return cls(run, load(run))
+
+    @property
+    def nodes(self) -> Nodes | None:
+        """The class nodes of its graph, class by class; None if there is no graph, or it was never on."""
+        return self.model.nodes if isinstance(self.model, FrozenGraphClassifier) else None
+
+    @property
+    def node_classes(self) -> Tensor:
+        """(P,): the class of each node; empty if there is no graph."""
+        C, nodes = len(self.class_names), self.nodes
+        per_class = 0 if nodes is None else len(nodes.prototypes) // C
+        return torch.arange(C).repeat_interleave(per_class)
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Answers:
+        """What the run says about images, all at once.
+
+        Args:
+            images: As the run's data set stores them: (B, channels, height, width) or (B, size).
+        """
+        inputs, model, nodes = self.trained.preprocessing(images), self.model, self.nodes
+        if nodes is None:
+            final = model.final_features(inputs)
+            return Answers(model(inputs), final, final, None, None)
+        features = model.backbone(inputs)
+        g = model.graph.embedding(features)
+        refined = model.graph.refine_images(features, nodes.embeddings, nodes.messages, g)
+        attention = model.graph.image_attention(g, nodes.embeddings).mean(dim=1)
+        return Answers(model.linear(refined), features, refined, model.linear(features), attention)
