@@ -1,6 +1,7 @@
 """Train one configuration into a run directory, take a run up again, and read a trained model back."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +43,7 @@ def train(
     processes: Processes | None = None,
     observer: Observer | None = None,
     estimate: bool = False,
+    notes: Mapping[str, Any] | None = None,
 ) -> tuple[RunDirectory, dict[Part, Evaluation]]:
     """Train to the end in a new folder below `runs`.
 
@@ -59,6 +61,7 @@ def train(
         processes: All processes of the training, if they are started already.
         observer: Is told what happens.
         estimate: Measure a few steps first, to say what the run will take.
+        notes: Further JSON files of the run by their names, written before the first step.
 
     Returns:
         The run directory, and the evaluations of the final weights.
@@ -80,6 +83,8 @@ def train(
             run = RunDirectory.create(runs, name or config.run_name)
             try:
                 _describe(run, config, execution, job, in_memory=dataset is not None)
+                for file, value in (notes or {}).items():
+                    run.write_json(file, value)
             except BaseException:
                 shutil.rmtree(run.path)  # nothing is in it yet that could be gone on with
                 raise
