@@ -13,6 +13,7 @@ from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig, BatchStream
 from manigraph.data.cache import Progress, silent
 from manigraph.data.check import Check, check_batches, check_brightness, check_data
+from manigraph.data.features import encoder, with_features
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
 from manigraph.data.preprocessing import Preprocessing, fit_preprocessing
@@ -42,17 +43,23 @@ class Job:
 def load_dataset(
     config: DataConfig, locations: Locations | None = None, progress: Progress = silent
 ) -> Dataset:
-    """The images that a configuration names."""
+    """The images that a configuration names, or the features of them that it asks for."""
     if config.name != "folder" and (config.path or config.image_size is not None):
         option = "path" if config.path else "image_size"
         raise UserError(f"data.{option} is for your own images (data.name folder), not for {config.name}")
+    locations = locations or Locations.default()
     request = SourceRequest(
-        locations=locations or Locations.default(),
+        locations=locations,
         path=Path(config.path) if config.path else None,
         image_size=config.image_size,
         progress=progress,
     )
-    return DATASETS.get(config.name)(request)
+    source = DATASETS.get(config.name)
+    if not config.features:
+        return source(request)
+    network = encoder(config.features)
+    dataset = source(replace(request, largest_side=network.image_size))
+    return with_features(dataset, network, locations.cache, progress)
 
 
 def split_dataset(config: DataConfig, dataset: Dataset, seed: int) -> Split:

@@ -11,6 +11,7 @@ from manigraph.registry import Entry, Registry
 if TYPE_CHECKING:
     from manigraph.algorithms.base import Algorithm
     from manigraph.config import Config
+    from manigraph.data.encoders.base import EncoderFamily
     from manigraph.data.sources.base import Source
     from manigraph.nn.backbones.base import Backbone
 
@@ -136,6 +137,20 @@ DATASETS: "Registry[Source]" = Registry(
         "folder": Entry(
             "manigraph.data.sources.folder:load_folder",
             "your own images, as in `manigraph train PATH`",
+        ),
+    },
+)
+
+ENCODERS: "Registry[EncoderFamily]" = Registry(
+    "pretrained network",
+    {
+        "efficientnet_lite0": Entry(
+            "manigraph.data.encoders.efficientnet_lite:efficientnet_lite0",
+            "EfficientNet-Lite0, trained on ImageNet, 1,280 features; extra `pretrained`",
+        ),
+        "timm": Entry(
+            "manigraph.data.encoders.timm:timm_network",
+            "any network of timm, as `timm:NAME`, if timm is installed",
         ),
     },
 )

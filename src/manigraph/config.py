@@ -31,7 +31,10 @@ class DataConfig:
     """Own images: their folder, or a CSV file with path,label."""
     image_size: int | None = None
     """Own images: side in pixels to which they are resized and cropped; None keeps small images as they
-    are and makes others at most 64."""
+    are and makes others at most 64, or what the pretrained network of `features` looks at."""
+    features: str = field(default="", metadata=NEUTRAL)
+    """Name of the pretrained network whose features are learned from instead of pixels (see `manigraph list
+    encoders`); empty = train from the pixels."""
     labels: int | None = None
     """Labelled images in all, drawn class by class; None means every label there is."""
     stratify: Stratify = "proportional"

@@ -184,6 +184,7 @@ def _describe(
             "class_names": list(dataset.class_names),
             "input_shape": list(dataset.input_shape),
             "white": dataset.white,
+            "image_shape": None if dataset.image_shape is None else list(dataset.image_shape),
             "num_images": len(dataset.images),
             "digest": dataset.digest,
             "in_memory": in_memory,
@@ -209,6 +210,8 @@ class TrainedRun:
     """Preprocessed images to logits."""
     white: float = 255.0
     """The stored value of full brightness."""
+    image_shape: tuple[int, ...] | None = None
+    """If it learned from features: the shape of the images they were computed from."""
 
 
 def load(run: RunDirectory) -> TrainedRun:
@@ -218,6 +221,7 @@ def load(run: RunDirectory) -> TrainedRun:
     try:
         class_names, input_shape = tuple(data["class_names"]), tuple(data["input_shape"])
         white = float(data.get("white", 255.0))
+        image_shape = tuple(map(int, data["image_shape"])) if data.get("image_shape") else None
     except (KeyError, TypeError, ValueError):
         raise UserError(f"'{run.path / 'data.json'}' is damaged: no class names and input shape") from None
     with torch.random.fork_rng():
@@ -231,7 +235,7 @@ def load(run: RunDirectory) -> TrainedRun:
             f"'{run.path / 'model.safetensors'}' does not hold the weights of this run: {reason}"
         ) from None
     model = algorithm.inference_model()
-    return TrainedRun(config, class_names, input_shape, _load_preprocessing(run), model, white)
+    return TrainedRun(config, class_names, input_shape, _load_preprocessing(run), model, white, image_shape)
 
 
 def _load_preprocessing(run: RunDirectory) -> Preprocessing:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from manigraph.catalogue import ALGORITHMS, BACKBONES, DATASETS, RECIPES
+from manigraph.catalogue import ALGORITHMS, BACKBONES, DATASETS, ENCODERS, RECIPES
 from manigraph.errors import UnknownNameError
 from manigraph.registry import Registry
 
@@ -17,6 +17,7 @@ KINDS: dict[str, Registry[Any]] = {
     "recipes": RECIPES,
     "datasets": DATASETS,
     "backbones": BACKBONES,
+    "encoders": ENCODERS,
 }
 
 HELP = f"""\

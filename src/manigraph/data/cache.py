@@ -111,7 +111,7 @@ class Fingerprints:
             self._write(together)
         return results
 
-    def last_key(self, image_size: int | None) -> str | None:
+    def last_key(self, image_size: int | str | None) -> str | None:
         """The key under which this folder's pixels were kept last, at this size."""
         try:
             key = self._pointer(image_size).read_text(encoding="ascii")
@@ -119,11 +119,11 @@ class Fingerprints:
             return None
         return key if re.fullmatch("[0-9a-f]{64}", key) else None  # it becomes the name of a folder
 
-    def set_last_key(self, image_size: int | None, key: str) -> None:
+    def set_last_key(self, image_size: int | str | None, key: str) -> None:
         """Remember the key under which this folder's pixels are kept."""
         _replace(self._pointer(image_size), key)
 
-    def _pointer(self, image_size: int | None) -> Path:
+    def _pointer(self, image_size: int | str | None) -> Path:
         return self._file.with_suffix(f".{image_size or 'natural'}.last")
 
     def _read(self) -> dict[str, list[Any]]:

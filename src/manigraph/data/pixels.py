@@ -11,9 +11,11 @@ from torch import Tensor
 IMAGES_FILE = "images.npy"
 
 
-def create_pixels(folder: Path, shape: tuple[int, ...]) -> "np.memmap[Any, np.dtype[np.uint8]]":
+def create_pixels(
+    folder: Path, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8
+) -> "np.memmap[Any, np.dtype[Any]]":
     """A new file of (N, channels, height, width) zeros to be filled in place; `flush()` it at the end."""
-    pixels = np.lib.format.open_memmap(folder / IMAGES_FILE, mode="w+", dtype=np.uint8, shape=shape)
+    pixels = np.lib.format.open_memmap(folder / IMAGES_FILE, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):
         # Claim the room now: on a full disk this is an error, a later write to a mapped page a crash.
         with (folder / IMAGES_FILE).open("r+b") as file:

@@ -14,6 +14,9 @@ from manigraph.data.locations import Locations
 
 UNLABELLED = -1
 
+MAX_NATURAL_SIDE = 64
+"""Own images up to this size keep it if they all have the same; larger ones are made this size."""
+
 
 @dataclass(frozen=True)
 class SourceRequest:
@@ -24,6 +27,8 @@ class SourceRequest:
     """Own images: their folder, or a CSV file that lists them."""
     image_size: int | None = None
     """Own images: side in pixels to which they are resized and cropped; None lets the source choose."""
+    largest_side: int = MAX_NATURAL_SIDE
+    """Own images: what the source chooses at most."""
     progress: Progress = silent
 
 
@@ -69,6 +74,12 @@ class Dataset:
     white: float = 255.0
     """The stored value of full brightness."""
 
+    image_shape: tuple[int, ...] | None = None
+    """Vectors that were computed from images: the shape of one of these."""
+    made_from: str = ""
+    """Vectors that were computed: digest of what they were computed from, and how. It stands for them in
+    `digest`, since computed numbers may differ in the last bits from one machine to another."""
+
     @property
     def num_classes(self) -> int:
         """C."""
@@ -87,7 +98,10 @@ class Dataset:
         shapes = [list(self.class_names), tuple(self.images.shape), str(self.images.dtype), lengths]
         digest = hashlib.sha256(repr(shapes).encode())
         for part in parts:
-            digest.update(part.contiguous().numpy().data)
+            if part is self.images and self.made_from:
+                digest.update(self.made_from.encode())
+            else:
+                digest.update(part.contiguous().numpy().data)
         return digest.hexdigest()
 
     @cached_property

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from manigraph.data.cache import NOT_TO_KEEP, Fingerprints, Progress, combined_d
 from manigraph.data.decode import DecodeError, Header, PassingTrouble, headers_of, pixels_of, read_header
 from manigraph.data.listing import Item, Listing, list_images, printable
 from manigraph.data.pixels import IMAGES_FILE, create_pixels, map_pixels
-from manigraph.data.sources.base import UNLABELLED, Dataset, Problem, SourceRequest
+from manigraph.data.sources.base import MAX_NATURAL_SIDE, UNLABELLED, Dataset, Problem, SourceRequest
 from manigraph.errors import UserError
 
 VERSION = 1
@@ -25,9 +25,6 @@ VERSION = 1
 
 MIN_SIDE = 8
 """What the networks need."""
-
-MAX_NATURAL_SIDE = 64
-"""Images up to this size keep it if they all have the same; larger ones are made this size."""
 
 CHUNK = 64
 """Files in one piece of work for a decoding process."""
@@ -63,6 +60,21 @@ def load_folder(request: SourceRequest) -> Dataset:
             problems.append(Problem(item.name, _why_unreadable(listing.root / item.name, digest)))
     decoded = _decode(files, request, fingerprints)
     return _dataset(listing, files, decoded, problems)
+
+
+class _Size(NamedTuple):
+    """Which size images get."""
+
+    given: int | None
+    largest: int
+    """If none is given."""
+
+    @property
+    def name(self) -> int | str | None:
+        """Part of the key of decoded pixels."""
+        if self.given is None and self.largest != MAX_NATURAL_SIDE:
+            return f"natural-{self.largest}"
+        return self.given
 
 
 @dataclass(frozen=True)
@@ -104,10 +116,10 @@ def _why_unreadable(path: Path, error: OSError) -> str:
 
 def _decode(files: Sequence[_File], request: SourceRequest, fingerprints: Fingerprints) -> _Decoded:
     """The pixels of all files, decoded now if the folder holds anything that is new."""
-    size, progress = request.image_size, request.progress
-    key = combined_digest("images", VERSION, size, [file.digest for file in files])
+    size, progress = _Size(request.image_size, request.largest_side), request.progress
+    key = combined_digest("images", VERSION, size.name, [file.digest for file in files])
     cache = request.locations.cache / "decoded"
-    last = fingerprints.last_key(size)
+    last = fingerprints.last_key(size.name)
     previous = None
     if last is not None and last != key:
         with contextlib.suppress(OSError, EOFError, ValueError, KeyError):
@@ -116,7 +128,7 @@ def _decode(files: Sequence[_File], request: SourceRequest, fingerprints: Finger
         cache, key, lambda folder: _build(folder, files, size, previous, progress), _Decoded.read
     )
     if last != key:
-        fingerprints.set_last_key(size, key)
+        fingerprints.set_last_key(size.name, key)
         if last is not None:
             # What was still of use has been copied; processes that map the old file keep it.
             shutil.rmtree(cache / last, ignore_errors=True)
@@ -126,7 +138,7 @@ def _decode(files: Sequence[_File], request: SourceRequest, fingerprints: Finger
 def _build(
     folder: Path,
     files: Sequence[_File],
-    image_size: int | None,
+    size: _Size,
     previous: _Decoded | None,
     progress: Progress,
 ) -> None:
@@ -135,13 +147,13 @@ def _build(
     problems = {digest: found for digest, found in headers.items() if isinstance(found, str)}
     images = [(file, header) for file in files if isinstance(header := headers[file.digest], Header)]
     while True:
-        shape = _shape([header for _, header in images], image_size)
+        shape = _shape([header for _, header in images], size)
         failed = _write_pixels(folder, [file for file, _ in images], shape, previous, progress)
         problems |= {images[row][0].digest: reason for row, reason in failed.items()}
         # A file that failed goes with all files of the same content, wherever they lie.
         lost = [row for row, (file, _) in enumerate(images) if file.digest in problems]
         images = [image for image in images if image[0].digest not in problems]
-        if _shape([header for _, header in images], image_size) == shape:
+        if _shape([header for _, header in images], size) == shape:
             break
         # The damaged files alone were of another kind: without them all images get another shape.
     if lost:
@@ -196,17 +208,17 @@ def _headers(
     return found
 
 
-def _shape(headers: Sequence[Header], image_size: int | None) -> tuple[int, int, int]:
+def _shape(headers: Sequence[Header], size: _Size) -> tuple[int, int, int]:
     """Channels, height and width that all images get."""
     channels = 1 if headers and all(header.is_grey for header in headers) else 3
-    if image_size is not None or not headers:
-        return channels, image_size or MIN_SIDE, image_size or MIN_SIDE
+    if size.given is not None or not headers:
+        return channels, size.given or MIN_SIDE, size.given or MIN_SIDE
     height, width = headers[0].height, headers[0].width
     same = all((header.height, header.width) == (height, width) for header in headers)
-    if same and min(height, width) >= MIN_SIDE and max(height, width) <= MAX_NATURAL_SIDE:
+    if same and min(height, width) >= MIN_SIDE and max(height, width) <= size.largest:
         return channels, height, width
     typical = statistics.median_low(min(header.height, header.width) for header in headers)
-    side = max(MIN_SIDE, min(MAX_NATURAL_SIDE, typical // 4 * 4))
+    side = max(MIN_SIDE, min(size.largest, typical // 4 * 4))
     return channels, side, side
 
 

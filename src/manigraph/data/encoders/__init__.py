@@ -1,0 +1,1 @@
+"""Pretrained networks, one family per file; `manigraph.data.features` is how they are used."""
