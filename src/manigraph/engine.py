@@ -2,28 +2,27 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import safetensors
-import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from manigraph.build import Job, build, build_algorithm, load_dataset
-from manigraph.config import Config, as_dict, as_options, from_dict
+from manigraph.build import Job, build, load_dataset
+from manigraph.config import Config, as_dict, as_options
 from manigraph.data.cache import Progress, silent
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
-from manigraph.data.preprocessing import Preprocessing, preprocessing_from_state
 from manigraph.data.sources.base import Dataset
 from manigraph.data.split import split_as_json
 from manigraph.errors import UserError
-from manigraph.nn import load_trained_state
 from manigraph.options import parse
 from manigraph.runs import RunDirectory, write_bytes
 from manigraph.session import Observer, Session, Silence
+from manigraph.trained import TrainedRun as TrainedRun
+from manigraph.trained import load as load
+from manigraph.trained import stored_config, stored_data, stored_preprocessing
 from manigraph.training.checkpoint import Checkpoints, tensor_bytes
 from manigraph.training.evaluation import Evaluation, evaluate, predict_logits
 from manigraph.training.execution import Execution
@@ -120,7 +119,7 @@ def resume(
     run = RunDirectory.open(path)
     if run.status().state == "finished":
         raise UserError(f"the run '{path}' is finished: there is nothing to go on with")
-    config = from_dict(run.read_json("config.json"), source=str(path / "config.json"))
+    config = stored_config(run)
     execution = stored_execution(run) if execution is None else execution
     processes = start_processes(execution) if processes is None else processes
     snapshot = Checkpoints(path / "checkpoints", run.id).read()
@@ -135,7 +134,7 @@ def resume(
             progress=progress,
             execution=execution,
             processes=processes,
-            preprocessing=_load_preprocessing(run),
+            preprocessing=stored_preprocessing(run, stored_data(run).input_shape),
         )
         if job.dataset.digest != data.get("digest"):
             raise UserError(
@@ -196,73 +195,6 @@ def _describe(
     if tensors:
         write_bytes(run.path / "preprocessing.safetensors", tensor_bytes(tensors))
     run.write_json("preprocessing.json", values)
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    """What a run directory holds, ready to predict; the images it was trained on are not needed."""
-
-    config: Config[Any]
-    class_names: tuple[str, ...]
-    input_shape: tuple[int, ...]
-    preprocessing: Preprocessing
-    model: nn.Module
-    """Preprocessed images to logits."""
-    white: float = 255.0
-    """The stored value of full brightness."""
-    image_shape: tuple[int, ...] | None = None
-    """If it learned from features: the shape of the images they were computed from."""
-
-
-def load(run: RunDirectory) -> TrainedRun:
-    """Read a run's configuration, preprocessing and weights; nothing is unpickled."""
-    config = from_dict(run.read_json("config.json"), source=str(run.path / "config.json"))
-    data = run.read_json("data.json")
-    try:
-        class_names, input_shape = tuple(data["class_names"]), tuple(data["input_shape"])
-        white = float(data.get("white", 255.0))
-        image_shape = tuple(map(int, data["image_shape"])) if data.get("image_shape") else None
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"'{run.path / 'data.json'}' is damaged: no class names and input shape") from None
-    with torch.random.fork_rng():
-        algorithm = build_algorithm(config, input_shape, len(class_names))
-    weights = _load(run, "model.safetensors", "weights")
-    try:
-        load_trained_state(algorithm, weights)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0].rstrip(":")
-        raise UserError(
-            f"'{run.path / 'model.safetensors'}' does not hold the weights of this run: {reason}"
-        ) from None
-    model = algorithm.inference_model()
-    return TrainedRun(config, class_names, input_shape, _load_preprocessing(run), model, white, image_shape)
-
-
-def _load_preprocessing(run: RunDirectory) -> Preprocessing:
-    values = run.read_json("preprocessing.json")
-    tensors = {}
-    if (run.path / "preprocessing.safetensors").is_file():
-        tensors = _load(run, "preprocessing.safetensors", "whitening")
-    try:
-        return preprocessing_from_state(values, tensors)
-    except (KeyError, TypeError, ValueError):
-        raise UserError(
-            f"'{run.path / 'preprocessing.json'}' is damaged: it does not say how pixels are prepared"
-        ) from None
-
-
-def _load(run: RunDirectory, name: str, what: str) -> dict[str, Tensor]:
-    path = run.path / name
-    try:
-        return safetensors.torch.load_file(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"the run '{run.path}' has no {what} yet: {name} is missing (was it killed? then go on with "
-            f"`manigraph train --resume {run.path}`)"
-        ) from None
-    except safetensors.SafetensorError as error:
-        reason = str(error).splitlines()[0].rstrip(":")
-        raise UserError(f"'{path}' does not hold the {what} of this run: {reason}") from None
 
 
 def indices_of(run: RunDirectory, part: Literal["labelled", "unlabelled", "validation", "test"]) -> Tensor:

@@ -29,8 +29,13 @@ def trained_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in module.state_dict().items() if name not in remembered}
 
 
-def load_trained_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+def load_trained_state(module: nn.Module, state: Mapping[str, Tensor], *, assign: bool = False) -> None:
     """The opposite of `trained_state`; memories stay as they are, and what a file has of some is not read.
+
+    Args:
+        module: Of the same kind.
+        state: All of its trained state.
+        assign: Put these tensors in the place of the module's own, as if it has none yet (device `meta`).
 
     Raises:
         RuntimeError: Something is missing, or does not belong here.
@@ -38,7 +43,8 @@ def load_trained_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     memories = tuple(f"{name}." for name, child in module.named_modules() if isinstance(child, Memory))
     known = {name: value for name, value in state.items() if not name.startswith(memories)}
     remembered = module.state_dict(keep_vars=True)
-    module.load_state_dict({**{name: remembered[name] for name in _remembered(module)}, **known})
+    kept = {name: remembered[name] for name in _remembered(module)}
+    module.load_state_dict({**kept, **known}, assign=assign)
 
 
 def _remembered(module: nn.Module) -> set[str]:

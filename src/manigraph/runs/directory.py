@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import re
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,7 +17,20 @@ from manigraph.runs.files import DISK_IS_FULL, as_json, write_json
 from manigraph.runs.journal import Journal, read_lines
 from manigraph.runs.provenance import provenance
 
-FORMAT_VERSION = 2
+MAJOR, MINOR = 2, 1
+FORMAT_VERSION = f"{MAJOR}.{MINOR}"
+"""Of the files below: major and minor. Whoever reads 2.1 reads 2.0 and 2.9 too: a higher minor only adds what
+need not be read, another major means something else by the same names.
+
+| version | what changed |
+|---|---|
+| 2.0 | written as the number 2 |
+| 2.1 | `data.json` has `white`, how bright images are stored, and `image_shape`, for features of images |
+"""
+
+LARGEST_JSON = {"split.json": 1 << 30, "check.json": 1 << 30, "config.json": 1 << 20}
+"""Bytes that are read of files that grow with the data, and of one that every reader goes through."""
+LARGEST_OTHER_JSON = 16 << 20
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -35,8 +50,8 @@ class RunDirectory:
     |---|---|
     | `config.json` | the resolved configuration |
     | `execution.json` | device, processes and the like: what does not decide the result |
-    | `provenance.json` | the run's id, command, commit, versions, machine |
-    | `data.json` | data set, class names, shape of an image, digest of all images |
+    | `provenance.json` | format version, the run's id, command, commit, versions, machine |
+    | `data.json` | data set, class names, shape and brightness of an image, digest of all images |
     | `split.json` | indices of labelled, unlabelled, validation and test images; their digest |
     | `check.json` | what the look at the data before training found |
     | `preprocessing.json`, `.safetensors` | how pixels become network input |
@@ -86,13 +101,24 @@ class RunDirectory:
             raise UserError(f"there is no run directory at '{path}'")
         if not (path / "config.json").is_file():
             raise UserError(f"'{path}' is not a run directory: it has no config.json")
-        version = run.read_json("provenance.json").get("format")
-        if version != FORMAT_VERSION:
+        record = run.read_json("provenance.json")
+        version = _version(record.get("format"))
+        if version is None:
+            raise UserError(f"'{path / 'provenance.json'}' is damaged: it does not say the format of the run")
+        if version[0] != MAJOR:
+            later = " or a later one" if version[0] > MAJOR else ""
             raise UserError(
-                f"'{path}' was written in run format {version}, this version reads {FORMAT_VERSION}: "
-                f"use the manigraph version named in its provenance.json"
+                f"'{path}' was written in run format {'.'.join(map(str, version))}, this version reads "
+                f"{MAJOR}.x: use {_writer(record)}{later}"
             )
         return run
+
+    @property
+    def newer_writer(self) -> str:
+        """The version that wrote this run if it may have written more than this one knows, else nothing."""
+        record = self.read_json("provenance.json")
+        version = _version(record.get("format"))
+        return _writer(record) if version is not None and version > (MAJOR, MINOR) else ""
 
     @property
     def id(self) -> str:
@@ -131,11 +157,11 @@ class RunDirectory:
             yield
 
     def _is_held(self) -> bool:
-        try:
-            with (self.path / ".lock").open("rb") as file:
-                return not _locked(file, fcntl.LOCK_SH)
-        except FileNotFoundError:
+        lock = self.path / ".lock"
+        if not lock.is_file():  # a pipe would never open
             return False
+        with lock.open("rb") as file:
+            return not _locked(file, fcntl.LOCK_SH)
 
     def journal(self, name: str) -> Journal:
         """A `.jsonl` file to add lines to."""
@@ -149,11 +175,16 @@ class RunDirectory:
         """Read one of the run's JSON files."""
         path = self.path / name
         try:
+            check_file(path, LARGEST_JSON.get(name, LARGEST_OTHER_JSON))
             value = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(f"the run directory '{self.path}' is incomplete: {name} is missing") from None
-        except ValueError:
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, UserError):
+                raise
             raise UserError(f"'{path}' is damaged: it is not valid JSON") from None
+        except OSError as error:
+            raise UserError(f"'{path}' cannot be read: {error.strerror}") from None
         if not isinstance(value, dict):
             raise UserError(f"'{path}' is damaged: it does not hold a JSON object")
         return value
@@ -161,6 +192,44 @@ class RunDirectory:
     def read_lines(self, name: str) -> list[dict[str, Any]]:
         """All whole lines of a `.jsonl` file; none if there is no such file."""
         return read_lines(self.path / name)
+
+
+def check_file(path: Path, largest: int | None = None) -> None:
+    """Refuse what is there but no plain file of a reasonable size, before it is opened.
+
+    A directory that was passed on may hold a pipe, which would never end, or a link to a device.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+        UserError: It cannot be read.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"'{path}' cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"'{path}' is damaged: it is not a file")
+    if largest is not None and status.st_size > largest:
+        raise UserError(f"'{path}' is damaged: it is larger than {largest >> 20} MB")
+
+
+def _version(stored: Any) -> tuple[int, int] | None:
+    """Major and minor; None if it is no version."""
+    if type(stored) is int and 0 <= stored < 10**9:
+        return stored, 0
+    if isinstance(stored, str) and re.fullmatch(r"[0-9]{1,9}\.[0-9]{1,9}", stored):
+        major, minor = stored.split(".")
+        return int(major), int(minor)
+    return None
+
+
+def _writer(record: dict[str, Any]) -> str:
+    """The program that wrote a run."""
+    packages = record.get("packages")
+    version = packages.get("manigraph") if isinstance(packages, dict) else None
+    return f"manigraph {version}" if isinstance(version, str) else "the version of manigraph that wrote it"
 
 
 def _locked(file: IO[bytes], kind: int) -> bool:
