@@ -43,6 +43,7 @@ def test_a_folder_is_checked_trained_on_and_evaluated(tmp_path: Path) -> None:
     output = manigraph("train", "my photos", *QUICK, cwd=tmp_path).stdout
     run = tmp_path / "runs" / "my_photos-all-manifold_graph-seed0"
     assert f"run directory: runs/{run.name}" in output
+    assert f"control: runs/{run.name}-control" in output
     assert "validation error" in output
     evaluated = manigraph("evaluate", f"runs/{run.name}", cwd=tmp_path).stdout
     assert Path(json.loads((run / "config.json").read_text())["data"]["path"]).is_absolute()
@@ -103,7 +104,8 @@ def test_any_name_can_be_a_class(tmp_path: Path) -> None:
     assert "[red]x" in report
     assert "[bold]y[" in report
     assert "run directory" in manigraph("train", str(folder), *QUICK, cwd=tmp_path).stdout
-    (run,) = (tmp_path / "runs").iterdir()
+    control, run = sorted((tmp_path / "runs").iterdir(), reverse=True)
+    assert control.name == f"{run.name}-control"
     assert "[red]x" in manigraph("evaluate", str(run), "--part", "validation", cwd=tmp_path).stdout
 
 

@@ -103,9 +103,17 @@ class RunProgress:
     """
 
     def __init__(
-        self, name: str, total: int, first_step: int = 0, estimate: "Estimate | None" = None
+        self,
+        name: str,
+        total: int,
+        first_step: int = 0,
+        estimate: "Estimate | None" = None,
+        *,
+        later: float = 0.0,
     ) -> None:
         self.name, self.total, self.first_step = name, total, first_step
+        self.later = later
+        """Seconds of what comes after this run."""
         self.step = first_step
         self.estimate = estimate
         self._lock = threading.Lock()
@@ -152,9 +160,10 @@ class RunProgress:
         else:
             return ""
         if last >= self.total:
-            return "0 s left"
-        seconds = seconds_per_step * (self.total - last) - (time.monotonic() - seen)
-        return f"{duration(max(seconds, 1.0))} left"
+            return f"0 s left, {duration(self.later)} in all" if self.later else "0 s left"
+        seconds = max(seconds_per_step * (self.total - last) - (time.monotonic() - seen), 1.0)
+        in_all = f", {duration(seconds + self.later)} in all" if self.later else ""
+        return f"{duration(seconds)} left{in_all}"
 
     def record_line(self) -> str:
         """The last record as one line."""
@@ -269,6 +278,7 @@ class TrainingDisplay:
         self._bars = _data_bars(self.console)
         self._run: RunProgress | None = None
         self._tenth = -1
+        self._stage, self._later = "", 0.0
         self.data = DataProgress(self.console, self._bars)
         self._live = Live(
             console=self.console,
@@ -287,6 +297,17 @@ class TrainingDisplay:
     ) -> None:
         self.finish()
         self._live.stop()
+
+    def stage(self, what: str, later: float) -> None:
+        """The next run is one of several; the others after it will take `later` seconds."""
+        self.finish()
+        self._stage, self._later = what, later
+        self._say("")
+        self._say(what, style="bold")
+
+    def show(self, table: RenderableType) -> None:
+        """Something that stays to be read."""
+        self.console.print(table)
 
     def start(
         self, run: "RunDirectory", job: "Job", estimate: "Estimate | None" = None, first_step: int = 0
@@ -310,7 +331,9 @@ class TrainingDisplay:
                 self.warning(f"{finding.message} ({finding.suggestion})")
         if first_step > 0:
             self._say(f"resumed at step {first_step}")
-        self._run, self._tenth = RunProgress(run.path.name, steps, first_step, estimate), -1
+        name = f"{self._stage}: {run.path.name}" if self._stage else run.path.name
+        self._run = RunProgress(name, steps, first_step, estimate, later=self._later)
+        self._tenth = -1
         self._draw()
 
     def step(self, record: "StepRecord") -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import tyro
 
 from manigraph.catalogue import ALGORITHMS, RECIPES
-from manigraph.cli.targets import recipe_and_options
+from manigraph.cli.targets import OWN_IMAGES, recipe_and_options
+from manigraph.cli.verdict import print_verdict, reasons_table
 from manigraph.errors import Interrupted, UserError
 from manigraph.options import parse
 from manigraph.training.execution import Execution
@@ -17,15 +18,16 @@ from manigraph.training.execution import Execution
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from manigraph.cli.display import TrainingDisplay
     from manigraph.config import Config
-    from manigraph.data.batches import BatchConfig
-    from manigraph.runs import RunDirectory
-    from manigraph.training.evaluation import Evaluation
-    from manigraph.training.selection import Part
-
-    Trained = tuple[RunDirectory, dict[Part, Evaluation]]
+    from manigraph.data.locations import Locations
+    from manigraph.pair.training import Order, Outcome
+    from manigraph.training.processes import Processes
 
 DEFAULT_ALGORITHM = "manifold_graph"
+
+DEFAULT_MINUTES = 10.0
+"""For own images."""
 
 HELP = """\
 usage: manigraph train RECIPE|PATH [--algorithm NAME] [--file CONFIG.json] [OPTIONS]
@@ -36,13 +38,16 @@ Ctrl-C and SIGTERM stop a run so that --resume goes on as if it had never stoppe
 on from its last checkpoint.
 
 PATH is a folder with a folder for each class and a folder `unlabelled`, or with images and a CSV of
-path,label (no label = unlabelled); images in a folder `test` are only for testing.
+path,label (no label = unlabelled); images in a folder `test` are only for testing. Image size, network and
+steps are chosen from the images and the time (--minutes 10); a control is trained on the labelled images
+alone, and in the end you read whether the unlabelled images helped. What you set wins over what is chosen.
 
 Settings come from the recipe, then from --file, then from the command line; the last one wins. The
 config.json of a run can be given as --file to repeat that run.
 
-  manigraph train photos/
+  manigraph train photos/ --minutes 30
   manigraph train digits
+  manigraph train digits --control               (by a recipe, and a control)
   manigraph train digits --algorithm pi_vat --data.labels 50 --seed 3
   manigraph train digits --file runs/digits-20-pi_vat-seed0/config.json
   manigraph train --resume runs/digits-20-pi_vat-seed0
@@ -69,6 +74,11 @@ class TrainOptions(Generic[ConfigT]):
     """Folder in which the run directory is made."""
     name: str | None = None
     """Name of the run directory; by default made from data set, labels, algorithm and seed."""
+    minutes: float = 0.0
+    """Time for training and the control, on which the number of steps and, for own images, their size and the
+    network depend. 0 leaves all as the recipe has it."""
+    control: bool = False
+    """Train a control from the labelled images alone too, and say whether the unlabelled ones helped."""
     data_dir: Path | None = None
     """Folder of the data sets; by default MANIGRAPH_DATA, else the user's cache folder."""
     file: Path | None = None
@@ -91,68 +101,98 @@ def run(arguments: list[str]) -> int:
     recipe, extra = recipe_and_options(target)
     options = resolve(recipe, extra + rest, target=target)
 
-    from manigraph.data.locations import Locations
-    from manigraph.engine import train
+    from manigraph.pair.training import train_both
 
-    def go(**how: Any) -> "Trained":
-        return train(
-            options.config,
-            options.runs,
-            name=options.name,
-            locations=Locations.default(options.data_dir),
-            **how,
-        )
+    def go(display: "TrainingDisplay", processes: "Processes", **how: Any) -> "Outcome":
+        order = _order(options, recipe, extra + rest, display, processes)
+        return train_both(order, options.runs, name=options.name, processes=processes, **how)
 
-    return _show(go, options.config.batch, options.execution)
+    return _show(go, options)
 
 
 def _resume(path: Path, arguments: list[str]) -> int:
     """Go on with a run; other settings than its own are refused."""
     from manigraph.config import as_dict, from_dict
-    from manigraph.data.locations import Locations
-    from manigraph.engine import resume, stored_execution
-    from manigraph.runs import RunDirectory
+    from manigraph.engine import stored_execution
+    from manigraph.pair.training import CHOICES_FILE, main_run, resume_both
 
-    run = RunDirectory.open(path)
-    config = from_dict(run.read_json("config.json"), source=str(path / "config.json"))
+    run = main_run(path)
+    config = from_dict(run.read_json("config.json"), source=str(run.path / "config.json"))
+    program, execution = "manigraph train --resume", stored_execution(run)
     if arguments and not arguments[0].startswith("-"):
         recipe, extra = recipe_and_options(arguments[0])
-        execution = stored_execution(run)
-        options = resolve(recipe, extra + arguments[1:], target=arguments[0], execution=execution)
+        if (run.path / CHOICES_FILE).is_file():  # what was chosen is in no recipe
+            options = _parse(config, extra + arguments[1:], program=program, execution=execution)
+        else:
+            options = resolve(recipe, extra + arguments[1:], target=arguments[0], execution=execution)
     else:
-        options = _parse(
-            config, arguments, program="manigraph train --resume", execution=stored_execution(run)
-        )
+        options = _parse(config, arguments, program=program, execution=execution)
     if options.name is not None:
         raise UserError(f"a run keeps its name when it is resumed: leave out --name {options.name}")
     changed = _differences(as_dict(config), as_dict(options.config))
     if changed:
         name, old, new = changed[0]
         raise UserError(
-            f"a run is resumed with the settings it was begun with: {name} is {old} in '{path}', not {new}; "
-            f"leave the option out, or begin a new run"
+            f"a run is resumed with the settings it was begun with: {name} is {old} in '{run.path}', not "
+            f"{new}; leave the option out, or begin a new run"
         )
 
-    def go(**how: Any) -> "Trained":
-        return resume(path, locations=Locations.default(options.data_dir), **how)
+    def go(display: "TrainingDisplay", **how: Any) -> "Outcome":
+        return resume_both(path, **how)
 
-    return _show(go, options.config.batch, options.execution)
+    return _show(go, options)
 
 
-def _show(go: "Callable[..., Trained]", batch: "BatchConfig", execution: Execution) -> int:
+def _order(
+    options: "TrainOptions[Any]",
+    recipe: str,
+    arguments: list[str],
+    display: "TrainingDisplay",
+    processes: "Processes",
+) -> "Order":
+    """What is to be trained: as it was set, or chosen for the time there is."""
+    from manigraph.pair.choice import choose_for
+    from manigraph.pair.training import Order
+    from manigraph.recipes.automatic import control_of
+
+    if options.minutes == 0:
+        wants_control = options.control and ALGORITHMS.get(options.config.algorithm).uses_unlabelled
+        return Order(options.config, control_of(options.config) if wants_control else None)
+    everything = _file_options(arguments) + arguments
+    order = choose_for(
+        options.config,
+        is_own=recipe == OWN_IMAGES,
+        minutes=options.minutes,
+        control=options.control,
+        given=_names(everything),
+        settle=lambda config: _parse(config, everything, program="manigraph train").config,
+        locations=_locations(options),
+        progress=display.data,
+        execution=options.execution,
+        processes=processes,
+    )
+    display.show(reasons_table(order.reasons))
+    return order
+
+
+def _show(go: "Callable[..., Outcome]", options: "TrainOptions[Any]") -> int:
     """Train in front of somebody: a display on the way, the errors in the end."""
     from manigraph.build import check_parts
-    from manigraph.cli.display import TrainingDisplay, print_evaluation
+    from manigraph.cli.display import TrainingDisplay
     from manigraph.training.processes import start_processes
-    from manigraph.training.selection import CHOSEN_ON_TEST
 
-    check_parts(batch, execution.processes * execution.nodes, execution.accumulate)  # before they are started
+    execution = options.execution
+    if options.minutes == 0:  # before they are started
+        check_parts(options.config.batch, execution.processes * execution.nodes, execution.accumulate)
     if execution.processes > 1 and "LOCAL_RANK" not in os.environ:  # not one of those that are started
         print(f"starting {execution.processes} processes, which takes some seconds", flush=True)
     processes = start_processes(execution)
     try:
         with TrainingDisplay(silent=not processes.is_first) as display:
-            trained, evaluations = go(
+            outcome = go(
+                display=display,
+                stage=display.stage,
+                locations=_locations(options),
                 progress=display.data,
                 execution=execution,
                 processes=processes,
@@ -163,17 +203,36 @@ def _show(go: "Callable[..., Trained]", batch: "BatchConfig", execution: Executi
         if processes.is_first:
             raise
         return 0  # the first process says it
-    if not processes.is_first:
-        return 0
-    for part, evaluation in evaluations.items():
-        print_evaluation(part, evaluation)
-    selection = trained.read_json("selection.json")
+    if processes.is_first:
+        _print_outcome(outcome)
+    return 0
+
+
+def _print_outcome(outcome: "Outcome") -> None:
+    from manigraph.cli.display import print_evaluation
+    from manigraph.pair.training import final_evaluations
+    from manigraph.training.selection import CHOSEN_ON_TEST
+
+    evaluations = final_evaluations(outcome.run)
+    if outcome.verdict is not None and outcome.control is not None:
+        print_verdict(outcome.verdict, evaluations, final_evaluations(outcome.control))
+    else:
+        for part, evaluation in evaluations.items():
+            print_evaluation(part, evaluation)
+    selection = outcome.run.read_json("selection.json")
     if selection["rule"] != "last":
         print(f"weights of step {selection['step']}, the best on {selection['rule']} images")
     if selection["rule"] == "test":
         print(CHOSEN_ON_TEST)
-    print(f"run directory: {trained.path}")
-    return 0
+    print(f"run directory: {outcome.run.path}")
+    if outcome.control is not None:
+        print(f"control: {outcome.control.path}")
+
+
+def _locations(options: "TrainOptions[Any]") -> "Locations":
+    from manigraph.data.locations import Locations
+
+    return Locations.default(options.data_dir)
 
 
 def resolve(
@@ -185,18 +244,36 @@ def resolve(
     algorithm = _last_value(everything, "--algorithm") or DEFAULT_ALGORITHM
     config = make_config(algorithm)
 
-    return _parse(config, everything, program=f"manigraph train {target or recipe}", execution=execution)
+    program, own = f"manigraph train {target or recipe}", recipe == OWN_IMAGES
+    return _parse(config, everything, program=program, execution=execution, automatic=own)
 
 
 def _parse(
-    config: "Config[Any]", arguments: list[str], *, program: str, execution: Execution | None = None
+    config: "Config[Any]",
+    arguments: list[str],
+    *,
+    program: str,
+    execution: Execution | None = None,
+    automatic: bool = False,
 ) -> "TrainOptions[Any]":
     from manigraph.config import Config
 
     kind: Any = TrainOptions[Config[type(config.method)]]  # type: ignore[misc]
-    default = TrainOptions(config, execution or Execution())
+    minutes = DEFAULT_MINUTES if automatic else 0.0
+    default = TrainOptions(config, execution or Execution(), minutes=minutes, control=automatic)
     options: TrainOptions[Any] = parse(kind, arguments, program=program, default=default)
+    if not 0 <= options.minutes < float("inf"):
+        raise UserError(f"--minutes must be a time from 0 on, got {options.minutes:g}")
     return options
+
+
+def _names(arguments: list[str]) -> set[str]:
+    """Names of the options among some arguments, without dashes."""
+    return {
+        argument.partition("=")[0].removeprefix("--").replace("-", "_")
+        for argument in arguments
+        if argument.startswith("--")
+    }
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:

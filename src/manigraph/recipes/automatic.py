@@ -1,0 +1,341 @@
+"""Own images: image size, network, batches and length of a run, chosen from the data and the time there is.
+
+`choose` is a function of facts, of how fast steps are, and of the time; it measures nothing and reads nothing
+itself. What a person sets wins, and the other choices take it into account. `reasons.py` says why.
+
+Settings are those that worked in short runs on digits, Fashion-MNIST, SVHN and CIFAR-10 with 10 to 100 labels
+for each class (`docs/own-images.md`), and rules that hold for any size: shifts in shares of the image, ε in
+shares of the deviation of a pixel.
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from manigraph.catalogue import ALGORITHMS
+from manigraph.config import BackboneConfig, Config
+from manigraph.data.augmentation import AugmentationConfig
+from manigraph.data.batches import BatchConfig
+from manigraph.recipes.parts import averaged, method_config
+from manigraph.training.loop import TrainingConfig
+from manigraph.training.schedule import SuperConvergence
+
+CONTROL = "supervised"
+
+CONTROL_SHARE = 0.25
+"""Share of the time for the control. Its steps are several times as cheap, so it makes more of them."""
+
+MOST_CONTROL_STEPS = 4
+"""Steps of the control for each step of the run, at most: with more its error did not become lower."""
+
+TINY_SIDE = 16
+"""Up to this size images go to the small CNN, which keeps positions."""
+
+WIDTHS = (0.5, 0.25, 0.125)
+
+SIZES = (64, 48, 32)
+"""Sides to which larger images may be reduced."""
+
+ENOUGH_STEPS = 1000
+"""A larger network or larger images are taken if there is time for so many steps with them."""
+
+MOST_PASSES = 200
+"""Times that every unlabelled image is seen at most: more time than that is not used."""
+
+MOST_VALIDATION = 1000
+PER_CLASS_HELD_OUT = 3
+
+EVEN_LABELS = 2.0
+"""Up to this ratio between the numbers of labels of two classes, classes are taken for equally frequent."""
+
+PIXEL_EPSILON = 1 / 16
+"""ε by the square root of the number of values of an image: 0.5 for 8×8 grey, 3.46 for 32×32 colour."""
+
+AVERAGE = 0.99
+"""Decay of the average of weights."""
+
+METHOD_SETTINGS: dict[str, Any] = {
+    "ramp_fraction": 0.4,
+    "prototypes_per_class": 5,
+    "prototype_update": "shared",
+    "warmup_fraction": 0.2,
+}
+"""What departs from the paper's settings for few labels and steps, for the methods that have the setting."""
+
+BALANCED: dict[str, Any] = {"balance_weight": 1.0, "balance_memory": 1280}
+"""Keeps all classes in use on unlabelled images; right where these hold about as many of each class."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a choice depends on."""
+
+    shape: tuple[int, ...]
+    """Channels, height and width of the images as they were read."""
+    labels: Sequence[int]
+    """Images of each class whose class is known, without those for validation and testing."""
+    holdable: int
+    """How many of these can be held out so that every class keeps one and no copy is trained on."""
+    unlabelled: int
+    validation: int
+    """Images that were given for validation."""
+    test: int
+    file_side: int | None = None
+    """Shorter side of a typical file, if the images were made from larger or unequal ones."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured seconds."""
+
+    step: float
+    control_step: float
+    evaluation: float
+    """Of all evaluations of the run together."""
+
+    def times(self, factor: float) -> "Speed":
+        """Of something that takes so many times as long."""
+        return Speed(self.step * factor, self.control_step * factor, self.evaluation * factor)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was chosen, and what it will take."""
+
+    config: Config[Any]
+    control: Config[Any] | None
+    speed: Speed
+    most_steps: int
+    """As many as make sense for these images."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the run itself."""
+        return self.config.training.steps * self.speed.step + self.speed.evaluation
+
+    @property
+    def control_seconds(self) -> float:
+        """Of the control."""
+        if self.control is None:
+            return 0.0
+        return self.control.training.steps * self.speed.control_step + self.speed.evaluation
+
+
+Settle = Callable[[Config[Any]], Config[Any]]
+"""Puts in what a person has set."""
+
+SpeedOf = Callable[[Config[Any]], Speed]
+"""Measures a configuration; called as rarely as possible."""
+
+
+def choose(
+    config: Config[Any],
+    facts: Facts,
+    *,
+    minutes: float,
+    control: bool,
+    speed_of: SpeedOf,
+    given: Collection[str] = (),
+    settle: Settle = lambda config: config,
+) -> Plan:
+    """Everything about a run on own images that nobody has set.
+
+    Args:
+        config: Where to start from: data, method, seed.
+        facts: About the images.
+        minutes: Time for the run and its control, without reading the images.
+        control: Whether a control is wanted; there is none if nothing can be measured with it.
+        speed_of: How fast a configuration and its control are.
+        given: Names of the settings that somebody has set, such as `training.steps`.
+        settle: Puts those into a configuration.
+    """
+    candidates: list[Config[Any]] = []
+    for candidate in map(settle, _candidates(settle(config), facts, given)):
+        if candidate not in candidates:
+            candidates.append(candidate)
+    control = control and can_be_compared(candidates[0], facts)
+    time = _Time(60 * minutes, control, fixed="training.steps" in given)
+    limit = _most_steps(candidates[0], facts)
+
+    def has_time(candidate: Config[Any], speed: Speed) -> bool:
+        steps = candidate.training.steps if time.fixed else min(ENOUGH_STEPS, limit)
+        return time.steps(speed) >= steps
+
+    chosen, speed = _largest(candidates, facts, has_time, speed_of)
+    steps = chosen.training.steps if time.fixed else min(time.steps(speed), limit)
+    return _with_control(chosen, steps, speed, time, limit)
+
+
+def fit_steps(
+    config: Config[Any], *, minutes: float, control: bool, speed_of: SpeedOf, steps: int | None = None
+) -> Plan:
+    """A configuration with as many steps as fit into the time, and its control; nothing else is changed.
+
+    Args:
+        config: What to train.
+        minutes: Time for the run and its control.
+        control: Whether a control is wanted.
+        speed_of: How fast the configuration and its control are.
+        steps: As somebody has set them.
+    """
+    time = _Time(60 * minutes, control and config.algorithm != CONTROL, fixed=steps is not None)
+    speed = speed_of(config)
+    steps = time.steps(speed) if steps is None else steps
+    return _with_control(config, steps, speed, time, limit=steps)
+
+
+def control_of(config: Config[Any], steps: int | None = None) -> Config[Any]:
+    """The same run from the labelled images alone."""
+    training = replace(config.training, steps=steps or config.training.steps)
+    if ALGORITHMS.get(config.algorithm).keeps_average and training.ema_decay == 0:
+        training = replace(training, ema_decay=AVERAGE)  # the method's own average is gone
+    return replace(config, algorithm=CONTROL, method=method_config(CONTROL), training=training)
+
+
+def can_be_compared(config: Config[Any], facts: Facts) -> bool:
+    """Whether the method differs from its control, and images are left to measure both on."""
+    held_out = facts.test > 0 or facts.validation > 0 or config.data.validation != 0
+    return config.algorithm != CONTROL and held_out
+
+
+@dataclass(frozen=True)
+class _Time:
+    """How the time is divided."""
+
+    seconds: float
+    control: bool
+    fixed: bool = False
+    """Whether a person has set the number of steps."""
+
+    def steps(self, speed: Speed) -> int:
+        """Steps of the run for which there is time."""
+        share = 1 - CONTROL_SHARE if self.control else 1.0
+        return max(int((share * self.seconds - speed.evaluation) / speed.step), 1)
+
+    def control_steps(self, steps: int, speed: Speed) -> int:
+        """As many as the run has, or more where there is time: the control must not lack training."""
+        room = int((CONTROL_SHARE * self.seconds - speed.evaluation) / speed.control_step)
+        return steps if self.fixed else max(steps, min(room, MOST_CONTROL_STEPS * steps))
+
+
+def _with_control(config: Config[Any], steps: int, speed: Speed, time: _Time, limit: int) -> Plan:
+    config = replace(config, training=replace(config.training, steps=steps))
+    control = control_of(config, time.control_steps(steps, speed)) if time.control else None
+    return Plan(config, control, speed, limit)
+
+
+def _candidates(config: Config[Any], facts: Facts, given: Collection[str]) -> list[Config[Any]]:
+    """Image sizes and networks, the most expensive first."""
+    shape, side = facts.shape, min(facts.shape[1:])
+    if side <= TINY_SIDE:
+        width = config.backbone.width if "backbone.width" in given else 1.0
+        return [_settings(config, facts, shape, width)]
+    smaller = [size for size in SIZES if size < side]
+    if "data.image_size" in given or "data.split" in given:  # a split is of images of one size
+        smaller = []
+    networks = [(side, width) for width in WIDTHS[: -1 if smaller else None]]
+    networks += [(size, WIDTHS[1]) for size in smaller]  # as fast as larger images in a narrower network
+    networks += [(size, WIDTHS[2]) for size in smaller[-1:]]
+    candidates = []
+    for size, width in networks:
+        if "backbone.width" in given:
+            width = config.backbone.width
+        reduced = shape if size == side else (shape[0], size, size)
+        candidate = _settings(config, facts, reduced, width)
+        if size != side:
+            candidate = replace(candidate, data=replace(candidate.data, image_size=size))
+        candidates.append(candidate)
+    return candidates
+
+
+def _settings(config: Config[Any], facts: Facts, shape: tuple[int, ...], width: float) -> Config[Any]:
+    """What does not depend on the time, for images of this shape and a network of this width."""
+    side = min(shape[1:])
+    tiny = side <= TINY_SIDE
+    data = config.data
+    if data.labels is None and not data.split:
+        data = replace(data, validation=held_out(facts))
+    labelled = data.labels or sum(facts.labels) - (data.validation or 0)
+    method = method_config(
+        config.algorithm,
+        **METHOD_SETTINGS,
+        **(BALANCED if is_even(facts.labels) else {}),
+        epsilon=round(PIXEL_EPSILON * math.sqrt(math.prod(shape)), 2),
+        # Dot products of embeddings shrink with the number of features, 128 in the paper.
+        scale=1.0 if tiny else max(1.0, round(1 / width, 2)),
+    )
+    keeps_average = ALGORITHMS.get(config.algorithm).keeps_average
+    return averaged(
+        replace(
+            config,
+            method=method,
+            data=data,
+            augmentation=AugmentationConfig(translation=max(1, round(side / 16))),
+            batch=BatchConfig(
+                labelled=_power_of_two(2 * labelled, most=32),
+                unlabelled=_power_of_two(facts.unlabelled, most=64),
+            ),
+            backbone=BackboneConfig("small_cnn" if tiny else "cnn13", width=width),
+            schedule=SuperConvergence(max_learning_rate=0.1),
+            training=TrainingConfig(
+                steps=ENOUGH_STEPS, ema_decay=0.0 if keeps_average else AVERAGE, max_gradient_norm=3.0
+            ),
+        )
+    )
+
+
+def held_out(facts: Facts) -> int | None:
+    """Labelled images to hold out: a fifth, but three of each class unless that is over a third.
+
+    None where images are given for validation.
+    """
+    if facts.validation:
+        return None
+    labels = sum(facts.labels)
+    few = min(PER_CLASS_HELD_OUT * len(facts.labels), labels // 3)
+    return min(max(labels // 5, few), MOST_VALIDATION, facts.holdable)
+
+
+def is_even(labels: Sequence[int]) -> bool:
+    """Whether all classes have about as many labels."""
+    return max(labels, default=0) <= EVEN_LABELS * min(labels, default=0)
+
+
+def _power_of_two(images: int, *, most: int) -> int:
+    """The largest power of two that is not above `images` and `most`, but at least 2."""
+    return int(2 ** (max(min(images, most), 2).bit_length() - 1))
+
+
+def _most_steps(config: Config[Any], facts: Facts) -> int:
+    batches = facts.unlabelled / config.batch.unlabelled
+    if config.algorithm == CONTROL:
+        batches = sum(facts.labels) / config.batch.labelled
+    return max(ENOUGH_STEPS, int(MOST_PASSES * batches))
+
+
+def _largest(
+    candidates: Sequence[Config[Any]],
+    facts: Facts,
+    has_time: Callable[[Config[Any], Speed], bool],
+    speed_of: SpeedOf,
+) -> tuple[Config[Any], Speed]:
+    """The first for which there is time, or else the last; what surely takes too long is not measured."""
+    # Measuring begins with the smallest network for images as they were read.
+    *_, anchor = [c for c in candidates if c.data.image_size == candidates[0].data.image_size]
+    known = speed_of(anchor)
+
+    def work(config: Config[Any]) -> float:
+        """At least in proportion to this the time grows."""
+        side = config.data.image_size
+        return config.backbone.width * (math.prod(facts.shape[1:]) if side is None else side * side)
+
+    *larger, last = candidates
+    for candidate in larger:
+        times = work(candidate) / work(anchor)
+        if times > 1 and not has_time(candidate, known.times(times)):
+            continue
+        speed = known if candidate == anchor else speed_of(candidate)
+        if has_time(candidate, speed):
+            return candidate, speed
+    return last, known if last == anchor else speed_of(last)

@@ -1,0 +1,152 @@
+"""Why the automatic choice is what it is, in a few words for each line."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from manigraph.config import Config
+from manigraph.recipes.automatic import (
+    CONTROL,
+    CONTROL_SHARE,
+    ENOUGH_STEPS,
+    MOST_PASSES,
+    TINY_SIDE,
+    Facts,
+    Plan,
+    can_be_compared,
+    is_even,
+)
+
+AS_SET = "as you set it"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One line of the table that is printed before training."""
+
+    what: str
+    value: str
+    why: str
+
+
+def reasons_for(plan: Plan, facts: Facts, *, minutes: float, given: Collection[str]) -> list[Reason]:
+    """Every choice for own images."""
+    config = plan.config
+    lines = [
+        *_about_images(config, facts, given),
+        *_about_network(config, facts, given),
+        *_about_batches(config, facts, given),
+        *_about_validation(config, facts, given),
+        *_about_balance(config, facts, given),
+    ]
+    return lines + reasons_for_steps(plan, minutes=minutes, given=given, facts=facts)
+
+
+def reasons_for_steps(
+    plan: Plan, *, minutes: float, given: Collection[str] = (), facts: Facts | None = None
+) -> list[Reason]:
+    """The length of the run, and the control."""
+    steps, control = plan.config.training.steps, plan.control
+    share = minutes * (1 if control is None else 1 - CONTROL_SHARE)
+    if "training.steps" in given:
+        why = AS_SET
+    elif facts is not None and steps == plan.most_steps:
+        what = "labelled" if plan.config.algorithm == CONTROL else "unlabelled"
+        passes = f"{MOST_PASSES} times through the {what} images"
+        why = (
+            f"{passes if steps > ENOUGH_STEPS else 'so few images need no more'}; {minutes:g} min allow more"
+        )
+    else:
+        why = f"what fits into {share:.3g} min at {plan.speed.step:.2g} s a step"
+        if steps < ENOUGH_STEPS // 3:
+            why += ": hardly enough, give more --minutes"
+    lines = [Reason("steps", f"{steps:,}", why)]
+    if control is not None:
+        more = control.training.steps > steps
+        why = "same labels, network and images; " + ("steps are cheap, so more" if more else "as many steps")
+        lines.append(Reason("control", f"supervised, {control.training.steps:,} steps", why))
+    elif plan.config.algorithm == CONTROL:
+        lines.append(Reason("control", "none", "this is supervised training itself"))
+    elif facts is not None and not can_be_compared(plan.config, facts):
+        lines.append(Reason("control", "none", "no image can be held out to compare both on"))
+    else:
+        lines.append(Reason("control", "none", AS_SET))
+    return lines
+
+
+def _about_images(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
+    channels, height, width = facts.shape
+    side, largest = config.data.image_size, facts.file_side
+    size = f"{width}x{height}" if side is None else f"{side}x{side}"
+    colours = "grey" if channels == 1 else "colour"
+    if "data.image_size" in given:
+        why = AS_SET
+    elif side is not None:
+        why = f"larger ones ({largest or min(height, width)}) leave no time for {ENOUGH_STEPS:,} steps"
+    elif largest is None:
+        why = "as the files are"
+    elif largest > min(height, width):
+        why = f"files are of {largest} and more; larger than this takes long"
+    else:
+        why = "files are of different sizes; this is the usual one"
+    yield Reason("images", f"{size} {colours}", why)
+
+
+def _about_network(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
+    backbone = config.backbone
+    value = f"{backbone.name}, width {backbone.width:g}"
+    if "backbone.name" in given or "backbone.width" in given:
+        why = AS_SET
+    elif min(facts.shape[1:]) <= TINY_SIDE:
+        why = f"made for images of up to {TINY_SIDE} pixels"
+    else:
+        why = f"the widest with time for {ENOUGH_STEPS:,} steps"
+        if config.training.steps < ENOUGH_STEPS:
+            why = "the narrowest, since time is short"
+    yield Reason("network", value, why)
+
+
+def _about_batches(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
+    batch = config.batch
+    if "batch.labelled" in given or "batch.unlabelled" in given:
+        why = AS_SET
+    elif batch.labelled < 32 or batch.unlabelled < 64:
+        why = "smaller than 32 + 64, as there are few images"
+    else:
+        why = "small batches: more steps in the same time"
+    value = f"{batch.labelled} labelled"
+    if config.algorithm != CONTROL:
+        value += f" + {batch.unlabelled} not"
+    yield Reason("batch", value, why)
+
+
+def _about_validation(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
+    labels, held_out = sum(facts.labels), config.data.validation
+    if {"data.validation", "data.labels", "data.split"} & set(given):
+        yield Reason("validation", "-" if held_out is None else f"{held_out:,}", AS_SET)
+    elif facts.validation:
+        yield Reason("validation", f"{facts.validation:,}", "your own validation images")
+    elif held_out == 0:
+        yield Reason("validation", "none", "no class can spare a label: label some more")
+    else:
+        assert held_out is not None, "only given where images are"
+        why = "a fifth, to measure the error on"
+        if held_out > labels // 5:
+            why = "more than a fifth, as labels are few"
+        elif held_out < labels // 5:
+            why = "so many are enough" if held_out < facts.holdable else "all that have no copy"
+        yield Reason("validation", f"{held_out:,} of {labels:,} labels", why)
+
+
+def _about_balance(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
+    weight = getattr(config.method, "balance_weight", None)
+    if weight is None:
+        return
+    on = weight > 0 or config.method.balance_memory > 0
+    if {"method.balance_weight", "method.balance_memory"} & set(given):
+        why = AS_SET
+    elif is_even(facts.labels):
+        why = "their labels are about equal, so perhaps the others too"
+    else:
+        why = f"from {min(facts.labels)} to {max(facts.labels)} labels: the others may differ as much"
+    yield Reason("classes", "kept equally frequent" if on else "of any frequency", why)

@@ -1,0 +1,253 @@
+"""The automatic choice, from facts and made-up speeds."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from manigraph.catalogue import ALGORITHMS
+from manigraph.config import Config
+from manigraph.recipes.automatic import Facts, Plan, Speed, choose, control_of, fit_steps, held_out
+from manigraph.recipes.reasons import AS_SET, reasons_for, reasons_for_steps
+from manigraph.recipes.small import folder
+
+SMALL = Facts(
+    shape=(1, 28, 28), labels=(50,) * 10, holdable=490, unlabelled=6000, validation=0, test=0, file_side=None
+)
+PHOTOS = replace(SMALL, shape=(3, 64, 64), file_side=480)
+
+
+class Machine:
+    """Steps of a length that grows with pixels and width; remembers what it was asked."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        """Of a step at 32×32 pixels and full width."""
+        self.asked: list[tuple[int | None, float]] = []
+
+    def __call__(self, config: Config[Any]) -> Speed:
+        side, width = config.data.image_size, config.backbone.width
+        self.asked.append((side, width))
+        step = self.seconds * width**1.5 * ((side or 64) / 32) ** 2
+        return Speed(step, step / 8, 1.0)
+
+
+def made(
+    facts: Facts, seconds: float, *, minutes: float = 10, algorithm: str = "manifold_graph", **how: Any
+) -> Plan:
+    how = {"control": True, "speed_of": Machine(seconds), **how}
+    return choose(folder(algorithm), facts, minutes=minutes, **how)
+
+
+@pytest.mark.parametrize("minutes", [0.5, 3, 10, 60])
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 2.0, 20.0])
+@pytest.mark.parametrize("facts", [SMALL, PHOTOS, replace(SMALL, shape=(1, 8, 8))])
+def test_the_time_is_kept(facts: Facts, seconds: float, minutes: float) -> None:
+    plan = made(facts, seconds, minutes=minutes)
+    if plan.config.training.steps > 1:
+        assert plan.seconds + plan.control_seconds <= 60 * minutes + 1e-6
+    assert plan.control is not None
+    assert plan.control.training.steps >= plan.config.training.steps
+
+
+def test_more_time_never_gives_a_smaller_network_or_smaller_images() -> None:
+    sizes = []
+    for minutes in (0.5, 1, 2, 4, 8, 16, 32, 64, 128):
+        config = made(PHOTOS, 2.0, minutes=minutes).config
+        sizes.append((config.data.image_size or 64, config.backbone.width))
+    assert sizes == sorted(sizes)
+    assert sizes[0] == (32, 0.125)
+    assert sizes[-1] == (64, 0.5)
+    assert len(set(sizes)) >= 4
+
+
+def test_what_surely_takes_too_long_is_not_measured() -> None:
+    machine = Machine(100.0)
+    made(PHOTOS, 0, minutes=1, speed_of=machine)
+    assert (None, 0.5) not in machine.asked
+    assert len(machine.asked) == len(set(machine.asked)) <= 4
+    machine = Machine(0.001)
+    made(PHOTOS, 0, minutes=10, speed_of=machine)
+    assert machine.asked == [(None, 0.25), (None, 0.5)]
+
+
+def test_time_that_would_not_help_is_not_used() -> None:
+    few = replace(SMALL, shape=(1, 8, 8), unlabelled=1280)
+    plan = made(few, 0.001, minutes=60)
+    assert plan.config.training.steps == 200 * 1280 // 64
+    assert "200 times through" in {r.what: r.why for r in reasons(plan, few, 60)}["steps"]
+
+
+def test_images_of_a_few_pixels_get_the_small_network() -> None:
+    config = made(replace(SMALL, shape=(1, 16, 20)), 0.1).config
+    assert (config.backbone.name, config.backbone.width) == ("small_cnn", 1.0)
+    assert made(replace(SMALL, shape=(1, 17, 17)), 0.1).config.backbone.name == "cnn13"
+
+
+def test_rules_that_hold_for_any_size() -> None:
+    """ε and shifts of the digits recipe at 8×8, of the paper's order at 32×32."""
+    small = made(replace(SMALL, shape=(1, 8, 8)), 0.1).config
+    large = made(replace(SMALL, shape=(3, 32, 32)), 0.1).config
+    assert (small.method.epsilon, small.augmentation.translation) == (0.5, 1)
+    assert (large.method.epsilon, large.augmentation.translation) == (3.46, 2)
+    assert large.method.scale * large.backbone.width == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "unlabelled", "batch"),
+    [
+        ((50,) * 10, 6000, (32, 64)),
+        ((3, 3), 6000, (8, 64)),  # 2 of 6 held out; no image more than twice in a batch
+        ((2, 1), 5, (4, 4)),
+        ((1, 1), 1, (4, 2)),
+    ],
+)
+def test_batches_fit_the_images(labels: tuple[int, ...], unlabelled: int, batch: tuple[int, int]) -> None:
+    facts = replace(SMALL, labels=labels, holdable=sum(labels) - len(labels), unlabelled=unlabelled)
+    config = made(facts, 0.1).config
+    assert (config.batch.labelled, config.batch.unlabelled) == batch
+
+
+@pytest.mark.parametrize(
+    ("labels", "holdable", "expected"),
+    [
+        ((50,) * 10, 490, 100),  # a fifth
+        ((10,) * 10, 90, 30),  # three of each class
+        ((5,) * 10, 40, 16),  # but no more than a third
+        ((1, 1, 1), 0, 0),  # every class keeps one
+        ((2000,) * 10, 19_000, 1000),
+        ((50,) * 10, 20, 20),  # most have a copy
+    ],
+)
+def test_images_held_out(labels: tuple[int, ...], holdable: int, expected: int) -> None:
+    assert held_out(replace(SMALL, labels=labels, holdable=holdable)) == expected
+
+
+def test_given_validation_images_are_used() -> None:
+    facts = replace(SMALL, validation=40)
+    assert made(facts, 0.1).config.data.validation is None
+
+
+def test_classes_are_balanced_only_where_labels_are() -> None:
+    even, uneven = replace(SMALL, labels=(20, 40)), replace(SMALL, labels=(20, 41))
+    assert made(even, 0.1).config.method.balance_memory > 0
+    assert made(even, 0.1).config.method.balance_weight > 0
+    assert made(uneven, 0.1).config.method.balance_memory == 0
+    assert made(uneven, 0.1).config.method.balance_weight == 0
+
+
+def reasons(plan: Plan, facts: Facts, minutes: float = 10, given: frozenset[str] = frozenset()) -> list[Any]:
+    return reasons_for(plan, facts, minutes=minutes, given=given)
+
+
+def test_what_a_person_sets_wins_and_is_taken_into_account() -> None:
+    given = frozenset({"backbone.width", "training.steps", "data.image_size", "method.balance_weight"})
+
+    def settle(config: Config[Any]) -> Config[Any]:
+        return replace(
+            config,
+            backbone=replace(config.backbone, width=0.2),
+            training=replace(config.training, steps=7),
+            data=replace(config.data, image_size=40),
+            method=replace(config.method, balance_weight=0.5),
+        )
+
+    machine = Machine(1.0)
+    facts = replace(PHOTOS, shape=(3, 40, 40))
+    plan = made(facts, 0, speed_of=machine, given=given, settle=settle)
+    assert machine.asked == [(40, 0.2)]
+    assert (plan.config.training.steps, plan.config.backbone.width, plan.config.data.image_size) == (
+        7,
+        0.2,
+        40,
+    )
+    assert plan.config.method.balance_weight == 0.5
+    assert plan.config.method.scale == 5.0  # for the width that was set
+    assert plan.control is not None
+    assert plan.control.training.steps == 7
+    why = {reason.what: reason.why for reason in reasons(plan, facts, given=given)}
+    assert [what for what, text in why.items() if text == AS_SET] == ["images", "network", "classes", "steps"]
+
+
+def test_steps_that_are_set_leave_the_network_to_the_time() -> None:
+    def steps(number: int) -> Any:
+        return lambda config: replace(config, training=replace(config.training, steps=number))
+
+    widths = [
+        made(SMALL, 0.5, given={"training.steps"}, settle=steps(number)).config.backbone.width
+        for number in (10, 1000, 100_000)
+    ]
+    assert widths == [0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_the_control_differs_in_the_method_alone(algorithm: str) -> None:
+    plan = made(SMALL, 0.3, algorithm=algorithm)
+    if algorithm == "supervised":
+        assert plan.control is None
+        return
+    control = plan.control
+    assert control is not None
+    assert control.algorithm == "supervised"
+    config = plan.config
+    same = replace(control, algorithm=config.algorithm, method=config.method)
+    same = replace(same, training=replace(same.training, steps=config.training.steps))
+    if not ALGORITHMS.get(algorithm).keeps_average:
+        assert same == config
+    assert replace(same, training=config.training) == config
+    # Predictions of both are those of an average of weights.
+    assert control.training.ema_decay > 0 or control.training.swa_fraction > 0
+
+
+def test_without_images_to_compare_on_there_is_no_control() -> None:
+    facts = replace(SMALL, labels=(1, 1), holdable=0)
+    plan = made(facts, 0.3)
+    assert plan.control is None
+    assert plan.config.data.validation == 0
+    why = {reason.what: reason for reason in reasons(plan, facts)}
+    assert why["control"].why == "no image can be held out to compare both on"
+    assert why["validation"].value == "none"
+    assert made(replace(facts, test=5), 0.3).control is not None
+
+
+def test_no_control_leaves_all_of_the_time() -> None:
+    machine = Machine(0.5)
+    with_control = made(SMALL, 0, minutes=3, speed_of=machine)
+    alone = made(SMALL, 0, minutes=3, speed_of=machine, control=False)
+    assert alone.control is None
+    assert alone.config.training.steps > 1.2 * with_control.config.training.steps
+    why = {reason.what: reason.why for reason in reasons(alone, SMALL)}
+    assert why["control"] == AS_SET
+
+
+def test_a_recipe_gets_steps_and_a_control_and_nothing_else() -> None:
+    config = folder("pi_vat")
+    plan = fit_steps(config, minutes=2, control=True, speed_of=lambda _: Speed(0.1, 0.01, 10.0))
+    # 3/4 of 120 s, less 10 s, at 0.1 s.
+    assert plan.config == replace(config, training=replace(config.training, steps=800))
+    # 1/4 of 120 s, less 10 s, at 0.01 s: 2,000.
+    assert plan.control == control_of(plan.config, 2000)
+    assert [r.what for r in reasons_for_steps(plan, minutes=2)] == ["steps", "control"]
+    fixed = fit_steps(config, minutes=2, control=True, steps=5, speed_of=lambda _: Speed(0.1, 0.01, 10.0))
+    assert (fixed.config.training.steps, fixed.control) == (5, control_of(fixed.config, 5))
+
+
+def test_the_control_has_at_most_four_times_the_steps() -> None:
+    plan = fit_steps(folder("pi_vat"), minutes=2, control=True, speed_of=lambda _: Speed(1.0, 1e-4, 0.0))
+    assert plan.control is not None
+    assert plan.control.training.steps == 4 * plan.config.training.steps
+
+
+def test_every_line_of_the_table_is_short() -> None:
+    for facts in (SMALL, PHOTOS, replace(SMALL, shape=(1, 8, 8)), replace(SMALL, labels=(3, 400))):
+        for seconds in (0.001, 1.0, 50.0):
+            for reason in reasons(made(facts, seconds), facts):
+                assert len(reason.what) <= 10
+                assert len(reason.value) <= 24
+                assert len(reason.why) <= 90
+
+
+def test_a_speed_of_something_longer() -> None:
+    assert Speed(1.0, 2.0, 3.0).times(2.0) == Speed(2.0, 4.0, 6.0)
+    assert math.isfinite(Speed(1.0, 2.0, 3.0).times(0.5).step)
