@@ -4,10 +4,11 @@ Such a directory can hold anything. So nothing in it is executed or unpickled, s
 file of the weights before memory is taken for them, and whatever is wrong is one sentence.
 """
 
+import contextlib
+import io
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,7 +111,8 @@ def stored_config(run: RunDirectory) -> Config[Any]:
     path = run.path / "config.json"
     values = run.read_json("config.json")
     try:
-        return from_dict(values, source=str(path))
+        with contextlib.redirect_stdout(io.StringIO()):  # a setting called `help` would print it
+            return from_dict(values, source=str(path))
     except (UserError, RecursionError, SystemExit) as error:
         reason = "it does not hold settings" if not isinstance(error, UserError) else str(error)
         newer = run.newer_writer
@@ -153,13 +155,13 @@ def _algorithm(
 ) -> Algorithm[Any]:
     """The trained method. It is built without memory, which it gets only for what the file really holds."""
     path = run.path / "model.safetensors"
+    with _opened(run, path.name, "weights") as file:
+        num_tensors = len(file.keys())
     try:
-        with _opened(run, path.name, "weights") as file:
-            num_tensors = len(file.keys())
         with torch.device("meta"), _at_most_parameters(4 * num_tensors + 100), torch.random.fork_rng():
             algorithm = build_algorithm(config, input_shape, num_classes)
-    except UserError:
-        raise
+    except UserError as error:
+        raise UserError(f"'{run.path / 'config.json'}' cannot be used: {error}") from None
     except (RuntimeError, ArithmeticError, TypeError, ValueError, MemoryError, RecursionError) as error:
         raise _not_the_weights(path, "weights", error) from None
     _check_prototypes(path, algorithm)
@@ -169,7 +171,7 @@ def _algorithm(
     return algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _at_most_parameters(most: int) -> Iterator[None]:
     """Stop building a network that has far more parameters than there are tensors for it."""
     count = 0
@@ -238,12 +240,13 @@ def read_tensors(
     return tensors
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(run: RunDirectory, name: str, what: str) -> Iterator[Any]:
     """A file of tensors, of which only the names, shapes and types are read yet."""
     path = run.path / name
     try:
         check_file(path)
+        _check_memory(path, path.stat().st_size)
         with path.open("rb") as start:
             if int.from_bytes(start.read(8), "little") > LARGEST_HEADER:
                 raise _not_the_weights(path, what, "its header is too large")
@@ -256,7 +259,7 @@ def _opened(run: RunDirectory, name: str, what: str) -> Iterator[Any]:
         ) from None
     except OSError as error:
         raise UserError(f"'{path}' cannot be read: {error.strerror or error}") from None
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, RuntimeError) as error:  # torch says so if it cannot map the file
         raise _not_the_weights(path, what, error) from None
 
 
