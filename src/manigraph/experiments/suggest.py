@@ -55,13 +55,16 @@ class Scenario:
     config: Callable[[], Config[Any]]
     side: int
     """Pixels; larger images are averaged down to it."""
+    train_images: int = 0
+    """Only the first so many, to save time; 0 means all."""
 
     def dataset(self) -> Dataset:
         """The images."""
         dataset = load_dataset(self.round_config(0).data)
         factor = dataset.input_shape[-1] // self.side
         smaller = F.avg_pool2d(dataset.images.float(), factor).round().to(torch.uint8)
-        return replace(dataset, images=smaller)
+        train = dataset.train[: self.train_images] if self.train_images else dataset.train
+        return replace(dataset, images=smaller, train=train)
 
     def round_config(self, seed: int, split: str = "") -> Config[Any]:
         """That of one run."""
@@ -70,7 +73,9 @@ class Scenario:
 
     def digest(self) -> str:
         """Changes whenever a setting does."""
-        text = json.dumps([self.labels, self.side, deciding_settings(self.round_config(0))], sort_keys=True)
+        settings = [self.labels, self.side, deciding_settings(self.round_config(0))]
+        settings += [self.train_images] if self.train_images else []
+        text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -95,12 +100,13 @@ def _fashion_mnist() -> Config[Any]:
         augmentation=AugmentationConfig(translation=2, flip=True),
         batch=BatchConfig(labelled=32, unlabelled=64),
         backbone=BackboneConfig("small_cnn", width=0.25),
+        training=replace(config.training, steps=200),
     )
 
 
 SCENARIOS: Mapping[str, Scenario] = {
     "digits": Scenario(10, _digits, side=8),
-    "fashion_mnist": Scenario(20, _fashion_mnist, side=14),
+    "fashion_mnist": Scenario(20, _fashion_mnist, side=14, train_images=10_000),
 }
 
 
