@@ -129,12 +129,33 @@ def test_given_validation_images_are_used() -> None:
     assert made(facts, 0.1).config.data.validation is None
 
 
-def test_classes_are_balanced_only_where_labels_are() -> None:
-    even, uneven = replace(SMALL, labels=(20, 40)), replace(SMALL, labels=(20, 41))
-    assert made(even, 0.1).config.method.balance_memory > 0
-    assert made(even, 0.1).config.method.balance_weight > 0
-    assert made(uneven, 0.1).config.method.balance_memory == 0
-    assert made(uneven, 0.1).config.method.balance_weight == 0
+@pytest.mark.parametrize("algorithm", ["manifold_graph", "pi_vat"])
+def test_classes_are_balanced_only_where_labels_are(algorithm: str) -> None:
+    tiny = replace(SMALL, shape=(1, 8, 8))
+    for labels, balanced in (((20, 40), True), ((20, 41), False)):
+        facts = replace(tiny, labels=labels)
+        plan = made(facts, 0.1, algorithm=algorithm)
+        method = plan.config.method
+        assert (method.balance_memory > 0, method.balance_weight > 0) == (balanced, balanced)
+        assert method.ramp_fraction > 0
+        value = {r.what: r.value for r in reasons(plan, facts)}["classes"]
+        assert value == ("kept equally frequent" if balanced else "of any frequency")
+
+
+def test_larger_images_are_learned_from_where_predictions_are_sure() -> None:
+    method = made(SMALL, 0.1).config.method
+    assert (method.comparison, method.entropy_weight, method.ramp_fraction) == ("fixmatch", 0.0, 0.0)
+    assert (method.balance_weight, method.balance_memory) == (0.0, 0)
+
+    def settle(config: Config[Any]) -> Config[Any]:
+        return replace(config, method=replace(config.method, comparison="pi_vat"))
+
+    method = made(SMALL, 0.1, given={"method.comparison"}, settle=settle).config.method
+    assert (method.comparison, method.entropy_weight) == ("pi_vat", 0.1)
+    assert method.ramp_fraction > 0
+    assert method.balance_weight > 0
+    alone = made(SMALL, 0.1, algorithm="fixmatch").config.method
+    assert (alone.balance_memory, alone.ramp_fraction, alone.consistency_weight) == (0, 0.0, 1.0)
 
 
 def reasons(plan: Plan, facts: Facts, minutes: float = 10, given: frozenset[str] = frozenset()) -> list[Any]:
@@ -142,7 +163,9 @@ def reasons(plan: Plan, facts: Facts, minutes: float = 10, given: frozenset[str]
 
 
 def test_what_a_person_sets_wins_and_is_taken_into_account() -> None:
-    given = frozenset({"backbone.width", "training.steps", "data.image_size", "method.balance_weight"})
+    given = frozenset(
+        ("backbone.width", "training.steps", "data.image_size", "method.balance_weight", "method.comparison")
+    )
 
     def settle(config: Config[Any]) -> Config[Any]:
         return replace(
@@ -150,7 +173,7 @@ def test_what_a_person_sets_wins_and_is_taken_into_account() -> None:
             backbone=replace(config.backbone, width=0.2),
             training=replace(config.training, steps=7),
             data=replace(config.data, image_size=40),
-            method=replace(config.method, balance_weight=0.5),
+            method=replace(config.method, comparison="pi_vat", balance_weight=0.5),
         )
 
     machine = Machine(1.0)

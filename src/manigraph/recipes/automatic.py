@@ -55,16 +55,25 @@ PIXEL_EPSILON = 1 / 16
 AVERAGE = 0.99
 """Decay of the average of weights."""
 
-METHOD_SETTINGS: dict[str, Any] = {
-    "ramp_fraction": 0.4,
-    "prototypes_per_class": 5,
-    "prototype_update": "shared",
-    "warmup_fraction": 0.2,
-}
-"""What departs from the paper's settings for few labels and steps, for the methods that have the setting."""
+GRAPH: dict[str, Any] = {"prototypes_per_class": 5, "prototype_update": "shared", "warmup_fraction": 0.2}
+"""For few labels and few steps, where the paper has 20 prototypes of a class from the start."""
+
+ALL_PREDICTIONS: dict[str, Any] = {"ramp_fraction": 0.4}
+"""For methods that learn from all predictions on unlabelled images: these must first become worth it."""
 
 BALANCED: dict[str, Any] = {"balance_weight": 1.0, "balance_memory": 1280}
-"""Keeps all classes in use on unlabelled images; right where these hold about as many of each class."""
+"""Keeps such methods from taking all unlabelled images for one class; right where the classes are equal."""
+
+TINY: dict[str, Any] = {"consistency": "mse", "consistency_weight": 4.0}
+"""As in the recipe `digits`."""
+
+THEIR_OWN: dict[str, dict[str, Any]] = {
+    "fixmatch": {"ramp_fraction": 0.0, "balance_weight": 0.0, "balance_memory": 0, "consistency_weight": 1.0}
+}
+"""FixMatch learns from sure predictions alone, which need no guard."""
+
+SURE_PREDICTIONS: dict[str, Any] = {"comparison": "fixmatch", "entropy_weight": 0.0}
+"""Manifold Graph on photographs: in a short run with few labels, Π-VAT's targets are worse than none."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +239,7 @@ def _candidates(config: Config[Any], facts: Facts, given: Collection[str]) -> li
     shape, side = facts.shape, min(facts.shape[1:])
     if side <= TINY_SIDE:
         width = config.backbone.width if "backbone.width" in given else 1.0
-        return [_settings(config, facts, shape, width)]
+        return [_settings(config, facts, given, shape, width)]
     smaller = [size for size in SIZES if size < side]
     if "data.image_size" in given or "data.split" in given:  # a split is of images of one size
         smaller = []
@@ -242,14 +251,16 @@ def _candidates(config: Config[Any], facts: Facts, given: Collection[str]) -> li
         if "backbone.width" in given:
             width = config.backbone.width
         reduced = shape if size == side else (shape[0], size, size)
-        candidate = _settings(config, facts, reduced, width)
+        candidate = _settings(config, facts, given, reduced, width)
         if size != side:
             candidate = replace(candidate, data=replace(candidate.data, image_size=size))
         candidates.append(candidate)
     return candidates
 
 
-def _settings(config: Config[Any], facts: Facts, shape: tuple[int, ...], width: float) -> Config[Any]:
+def _settings(
+    config: Config[Any], facts: Facts, given: Collection[str], shape: tuple[int, ...], width: float
+) -> Config[Any]:
     """What does not depend on the time, for images of this shape and a network of this width."""
     side = min(shape[1:])
     tiny = side <= TINY_SIDE
@@ -259,8 +270,7 @@ def _settings(config: Config[Any], facts: Facts, shape: tuple[int, ...], width: 
     labelled = data.labels or sum(facts.labels) - (data.validation or 0)
     method = method_config(
         config.algorithm,
-        **METHOD_SETTINGS,
-        **(BALANCED if is_even(facts.labels) else {}),
+        **_learning(config, facts, given, tiny=tiny),
         epsilon=round(PIXEL_EPSILON * math.sqrt(math.prod(shape)), 2),
         # Dot products of embeddings shrink with the number of features, 128 in the paper.
         scale=1.0 if tiny else max(1.0, round(1 / width, 2)),
@@ -283,6 +293,19 @@ def _settings(config: Config[Any], facts: Facts, shape: tuple[int, ...], width: 
             ),
         )
     )
+
+
+def _learning(config: Config[Any], facts: Facts, given: Collection[str], *, tiny: bool) -> dict[str, Any]:
+    """How the method learns from unlabelled images."""
+    is_free = "method.comparison" not in given
+    if (
+        config.algorithm == "manifold_graph"
+        and not tiny
+        and (is_free or config.method.comparison == "fixmatch")
+    ):
+        return GRAPH | SURE_PREDICTIONS
+    balanced = BALANCED if is_even(facts.labels) else {}
+    return GRAPH | ALL_PREDICTIONS | balanced | (TINY if tiny else {}) | THEIR_OWN.get(config.algorithm, {})
 
 
 def held_out(facts: Facts) -> int | None:

@@ -37,7 +37,7 @@ def reasons_for(plan: Plan, facts: Facts, *, minutes: float, given: Collection[s
         *_about_network(config, facts, given),
         *_about_batches(config, facts, given),
         *_about_validation(config, facts, given),
-        *_about_balance(config, facts, given),
+        *_about_learning(config, facts, given),
     ]
     return lines + reasons_for_steps(plan, minutes=minutes, given=given, facts=facts)
 
@@ -138,15 +138,17 @@ def _about_validation(config: Config[Any], facts: Facts, given: Collection[str])
         yield Reason("validation", f"{held_out:,} of {labels:,} labels", why)
 
 
-def _about_balance(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
-    weight = getattr(config.method, "balance_weight", None)
-    if weight is None:
-        return
-    on = weight > 0 or config.method.balance_memory > 0
-    if {"method.balance_weight", "method.balance_memory"} & set(given):
-        why = AS_SET
-    elif is_even(facts.labels):
-        why = "their labels are about equal, so perhaps the others too"
-    else:
-        why = f"from {min(facts.labels)} to {max(facts.labels)} labels: the others may differ as much"
-    yield Reason("classes", "kept equally frequent" if on else "of any frequency", why)
+def _about_learning(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
+    method = config.method
+    if getattr(method, "comparison", "") == "fixmatch" or config.algorithm == "fixmatch":
+        why = "with few labels and steps the others mislead"
+        yield Reason("learning", "from sure predictions", AS_SET if "method.comparison" in given else why)
+    elif hasattr(method, "balance_weight"):
+        on = method.balance_weight > 0 or method.balance_memory > 0
+        if {"method.balance_weight", "method.balance_memory"} & set(given):
+            why = AS_SET
+        elif is_even(facts.labels):
+            why = "their labels are about equal, so perhaps the others too"
+        else:
+            why = f"from {min(facts.labels)} to {max(facts.labels)} labels: the others may differ as much"
+        yield Reason("classes", "kept equally frequent" if on else "of any frequency", why)
