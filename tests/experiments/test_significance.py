@@ -5,7 +5,8 @@ import math
 import pytest
 from scipy import stats
 
-from manigraph.experiments.significance import difference_test, paired_test, pairs, ratio_test
+from manigraph.experiments.significance import difference_test, pairs, ratio_test
+from manigraph.significance import paired_test
 from tests.experiments.made_up import CIFAR10, made_up
 
 

@@ -13,16 +13,11 @@ from typing import Any
 
 from manigraph.experiments.grid import Cell, Result, ResultsFile, mean_and_spread
 from manigraph.experiments.paper import ABLATION, CONTENDERS, OTHERS, PAPER_TABLES, paper_table
-from manigraph.experiments.significance import (
-    SIGNIFICANT,
-    PairedTest,
-    difference_test,
-    pairs,
-    ratio_test,
-)
+from manigraph.experiments.significance import difference_test, pairs, ratio_test
 from manigraph.experiments.tables import Column, Row, Table
 from manigraph.reports.manifold import in_words
 from manigraph.reports.pages import fill, markdown_table
+from manigraph.significance import SIGNIFICANT, PairedTest
 from manigraph.training.selection import CHOSEN_ON_TEST
 
 NOTHING = "–"

@@ -64,11 +64,21 @@ class ManifoldView:
     """(N,), ascending."""
     features: Tensor
     """(N, D): f, before any graph."""
-    predicted: Tensor
-    """(N,): the run's answers."""
-    predicted_before: Tensor | None
-    """(N,): what the linear layer would answer without the graph; None if there is none."""
+    logits: Tensor
+    """(N, C): the run's answers."""
+    logits_before: Tensor | None
+    """(N, C): what the linear layer would answer without the graph; None if there is none."""
     graph: GraphView | None
+
+    @property
+    def predicted(self) -> Tensor:
+        """(N,): the most probable classes."""
+        return self.logits.argmax(dim=1)
+
+    @property
+    def predicted_before(self) -> Tensor | None:
+        """(N,): the same without the graph."""
+        return None if self.logits_before is None else self.logits_before.argmax(dim=1)
 
 
 class _FinalFeatures(nn.Module):
@@ -88,6 +98,7 @@ def manifold_view(
     run: RunDirectory,
     part: Part = "validation",
     *,
+    most: int | None = None,
     dataset: Dataset | None = None,
     locations: Locations | None = None,
     progress: Progress = silent,
@@ -97,6 +108,7 @@ def manifold_view(
     Args:
         run: A run with trained weights.
         part: Which images of the run's split.
+        most: How many of them, evenly spread over the classes; by default all.
         dataset: The images in memory, if the run was trained on such.
         locations: Where data sets and decoded pixels are; by default from the environment.
         progress: Called while data is read.
@@ -107,18 +119,20 @@ def manifold_view(
     indices = indices_of(run, part).sort().values
     dataset = dataset_of(run, trained, dataset=dataset, locations=locations, progress=progress)
     indices = indices[dataset.classes[indices].argsort(stable=True)]
+    if most is not None and len(indices) > most:
+        indices = indices[torch.linspace(0, len(indices) - 1, most).round().long()]
     images = PreparedImages(dataset.images.index_select(0, indices), trained.preprocessing)
 
     def outputs(model: nn.Module) -> Tensor:
         return predict_logits(model, images, torch.arange(len(indices)))
 
     model = trained.model
-    graph, predicted_before = None, None
+    graph, logits_before = None, None
     if isinstance(model, FrozenGraphClassifier):
         features = outputs(model.backbone)
         if model.nodes is not None:
             graph = _graph_view(model, model.nodes, features)
-            predicted_before = model.linear(features).argmax(dim=1)
+            logits_before = model.linear(features)
     else:
         features = outputs(_FinalFeatures(model))
     return ManifoldView(
@@ -128,8 +142,8 @@ def manifold_view(
         indices=indices,
         classes=dataset.classes[indices],
         features=features,
-        predicted=outputs(model).argmax(dim=1),
-        predicted_before=predicted_before,
+        logits=outputs(model),
+        logits_before=logits_before,
         graph=graph,
     )
 
@@ -174,15 +188,35 @@ def own_class_share(weights: Tensor, row_classes: Tensor, column_classes: Tensor
     return (weights * own).sum(dim=1).mean().item()
 
 
+def summary_of(view: ManifoldView) -> dict[str, Any]:
+    """What the figures show, in a few numbers."""
+    graph, predicted_before = view.graph, view.predicted_before
+    summary: dict[str, Any] = {"images": len(view.indices), "error": _error(view.predicted, view.classes)}
+    if graph is None or predicted_before is None:
+        return summary
+    among = graph.prototype_attention
+    P, C = len(graph.classes), len(view.trained.class_names)
+    return summary | {
+        "error_before": _error(predicted_before, view.classes),
+        "image_own_class": own_class_share(graph.image_attention, view.classes, graph.classes),
+        "image_own_class_by_chance": 1 / C,
+        "prototype_own_class": None
+        if among is None
+        else own_class_share(among, graph.classes, graph.classes),
+        "prototype_own_class_by_chance": (P // C - 1) / (P - 1),
+        "image_share": graph.image_share,
+    }
+
+
 def figure_data(view: ManifoldView) -> dict[str, Any]:
     """All that the figures show, as plain values: maps by t-SNE, classes, the adjacency matrix."""
     graph, config = view.graph, view.trained.config
-    before, prototypes_before = _maps(view.features, None if graph is None else graph.prototypes)
+    before, prototypes_before = map_places(view.features, None if graph is None else graph.prototypes)
     images: dict[str, Any] = {
         "index": view.indices.tolist(),
         "class": view.classes.tolist(),
         "predicted": view.predicted.tolist(),
-        "before": before,
+        "before": _rounded(before, 3),
     }
     data: dict[str, Any] = {
         "run": view.run,
@@ -194,41 +228,33 @@ def figure_data(view: ManifoldView) -> dict[str, Any]:
         "class_names": list(view.trained.class_names),
         "tsne": {"perplexity": PERPLEXITY, "seed": SEED, "metric": METRIC},
         "images": images,
-        "without_graph": _why_there_is_none(view),
+        "without_graph": why_without_graph(view),
         "nodes": None,
         "adjacency": None,
-        "summary": {"images": len(view.indices), "error": _error(view.predicted, view.classes)},
+        "summary": summary_of(view),
     }
     if graph is not None:
         assert view.predicted_before is not None
-        after, prototypes_after = _maps(graph.refined, graph.refined_prototypes)
-        images |= {"predicted_before": view.predicted_before.tolist(), "after": after}
+        assert prototypes_before is not None
+        after, prototypes_after = map_places(graph.refined, graph.refined_prototypes)
+        assert prototypes_after is not None
+        images |= {"predicted_before": view.predicted_before.tolist(), "after": _rounded(after, 3)}
         data["nodes"] = {
             "kind": graph.nodes,
             "class": graph.classes.tolist(),
-            "before": prototypes_before,
-            "after": prototypes_after,
+            "before": _rounded(prototypes_before, 3),
+            "after": _rounded(prototypes_after, 3),
         }
         among = graph.prototype_attention
         data["adjacency"] = {
             "images": _rounded(graph.image_attention, 5),
             "prototypes": None if among is None else _rounded(among, 5),
         }
-        P, C = len(graph.classes), len(view.trained.class_names)
-        data["summary"] |= {
-            "error_before": _error(view.predicted_before, view.classes),
-            "image_own_class": own_class_share(graph.image_attention, view.classes, graph.classes),
-            "image_own_class_by_chance": 1 / C,
-            "prototype_own_class": None
-            if among is None
-            else own_class_share(among, graph.classes, graph.classes),
-            "prototype_own_class_by_chance": (P // C - 1) / (P - 1),
-            "image_share": graph.image_share,
-        }
     return data
 
 
-def _why_there_is_none(view: ManifoldView) -> str | None:
+def why_without_graph(view: ManifoldView) -> str | None:
+    """In words why there is none; None if there is one."""
     if view.graph is not None:
         return None
     if isinstance(view.trained.model, FrozenGraphClassifier):
@@ -236,12 +262,12 @@ def _why_there_is_none(view: ManifoldView) -> str | None:
     return f"{view.trained.config.algorithm} has no graph"
 
 
-def _maps(features: Tensor, prototypes: Tensor | None) -> tuple[list[Any], list[Any] | None]:
-    """Places of images and prototypes on one map."""
+def map_places(features: Tensor, prototypes: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Places of images and prototypes on one map, (N, 2) and (P, 2)."""
     if prototypes is None:
-        return map_of(features.double().numpy()).round(3).tolist(), None
-    places = map_of(torch.cat([features, prototypes]).double().numpy()).round(3).tolist()
-    return places[: len(features)], places[len(features) :]
+        return torch.from_numpy(map_of(features.double().numpy())), None
+    together = torch.from_numpy(map_of(torch.cat([features, prototypes]).double().numpy()))
+    return together[: len(features)], together[len(features) :]
 
 
 def _rounded(values: Tensor, decimals: int) -> list[Any]:

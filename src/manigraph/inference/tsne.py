@@ -18,7 +18,7 @@ def map_of(points: Array) -> Array:
     try:
         from openTSNE import TSNE
     except ImportError:
-        raise UserError("maps are made by openTSNE: pip install 'manigraph[figures]'") from None
+        raise UserError("maps are made by openTSNE, which is not installed: pip install openTSNE") from None
     if len(points) < 4:
         raise UserError(f"a map needs at least 4 points, got {len(points)}")
     method = TSNE(

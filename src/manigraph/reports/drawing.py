@@ -40,3 +40,10 @@ def class_colours(num_classes: int) -> list[Any]:
 
     rainbow = colormaps["turbo"]
     return [rainbow((number + 0.5) / num_classes) for number in range(num_classes)]
+
+
+def hex_colour(colour: Any) -> str:
+    """A colour as pages write it."""
+    from matplotlib.colors import to_hex
+
+    return str(to_hex(colour))

@@ -176,7 +176,8 @@ def connectivity_figure(data: Mapping[str, Any]) -> Any:
         panels.append((np.array(adjacency["prototypes"]), nodes["class"], nodes["kind"], title))
     part = "test" if data["part"] == "test" else "validation"
     title = f"{part.capitalize()} images to {nodes['kind']}\n{_share(summary, 'image')}"
-    panels.append((np.array(adjacency["images"]), data["images"]["class"], f"{part} images", title))
+    rows = adjacency.get("image_class", data["images"]["class"])
+    panels.append((np.array(adjacency["images"]), rows, f"{part} images", title))
     with rc_context(STYLE):
         figure = Figure(figsize=(3.6 * len(panels), 3.9), layout="constrained")
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
