@@ -1,7 +1,25 @@
 """Errors meant for people: one sentence that names the cause and the way out."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Signs that show what follows in another order."""
+
+
+def shown(text: str) -> str:
+    r"""Text that a terminal shows and does not obey, whatever it holds: the rest is written as \x1b."""
+    return "".join(_shown(sign) if not sign.isascii() or not sign.isprintable() else sign for sign in text)
+
+
+def _shown(sign: str) -> str:
+    if unicodedata.category(sign) not in ("Cc", "Cs", "Zl", "Zp") and sign not in DIRECTIONS:
+        return sign
+    code = ord(sign)
+    # A byte of a file name that is no UTF-8 has this place in Python's text.
+    byte = code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code
+    return f"\\x{byte:02x}" if byte < 256 else f"\\u{byte:04x}"
 
 
 class UserError(ValueError):

@@ -7,6 +7,7 @@ CMYK, 16 bits (scaled to 8) and rotation by EXIF. What cannot be read is a `Deco
 import hashlib
 import io
 import stat
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,11 +116,39 @@ def _attempt(read: Callable[[Path], T], path: Path) -> T | str:
         return PassingTrouble(error) if error.may_pass else str(error)
 
 
+class _Quiet:
+    """No warnings while any thread reads an image.
+
+    Filters of warnings belong to all threads: each putting back what it found would leave them off for good.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = warnings.catch_warnings()
+                self._before.__enter__()
+                warnings.simplefilter("ignore")  # damaged metadata, say: the pixels are what counts
+            self._inside += 1
+
+    def __exit__(self, *details: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._before.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
+
+
 @contextmanager
 def _opened(path: Path, digest: str | None = None) -> Iterator[Image.Image]:
     """Opens an image and turns whatever goes wrong with it inside the block into a `DecodeError`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # damaged metadata, say: the pixels are what counts
+    with _quiet:
         try:
             with _open(path, digest) as image:
                 yield image

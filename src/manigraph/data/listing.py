@@ -152,29 +152,50 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _find(root: Path, problems: list[Problem]) -> tuple[list[str], list[str]]:
-    """Names of images and of other files, sorted; what cannot be opened becomes a problem.
+def images_below(folder: Path) -> Iterator[Path | Problem]:
+    """All images in a folder and the folders in it, one by one in order, and files that should be some."""
+    problems: list[Problem] = []
+    for entry, name in _walk(folder, "", frozenset(), problems):
+        is_image = _is_image(entry, name, problems)
+        yield from _below(folder, problems)
+        if is_image:
+            yield entry
+    yield from _below(folder, problems)
 
-    A file that is called an image is one here: whether it can be read is seen when it is.
-    """
+
+def _below(folder: Path, problems: list[Problem]) -> Iterator[Problem]:
+    """Problems with their whole paths; they are removed from the list."""
+    while problems:
+        problem = problems.pop(0)
+        yield Problem(str(folder / problem.path), problem.reason)
+
+
+def _find(root: Path, problems: list[Problem]) -> tuple[list[str], list[str]]:
+    """Names of images and of other files, sorted; what cannot be opened becomes a problem."""
     images: list[str] = []
     others: list[str] = []
     for entry, name in _walk(root, "", frozenset(), problems):
-        try:
-            is_image = _suffix(name) in EXTENSIONS or _starts_like_an_image(entry)
-        except OSError as error:
-            reason = (
-                "broken link"
-                if isinstance(error, FileNotFoundError)
-                else f"cannot be opened: {error.strerror}"
-            )
-            problems.append(Problem(name, reason))
-            continue
-        if not is_image and (kind := _suffix(name)) in UNREADABLE_PHOTOS:
-            problems.append(Problem(name, f"{kind[1:].upper()} is not read: save it as JPEG or PNG"))
-        else:
+        before = len(problems)
+        is_image = _is_image(entry, name, problems)
+        if len(problems) == before:
             (images if is_image else others).append(name)
     return sorted(images), sorted(others)
+
+
+def _is_image(entry: Path, name: str, problems: list[Problem]) -> bool:
+    """Whether a file is called an image or starts like one; what looks like one otherwise is a problem.
+
+    A file that is called an image is one here: whether it can be read is seen when it is.
+    """
+    try:
+        is_image = _suffix(name) in EXTENSIONS or _starts_like_an_image(entry)
+    except OSError as error:
+        broken = isinstance(error, FileNotFoundError)
+        problems.append(Problem(name, "broken link" if broken else f"cannot be opened: {error.strerror}"))
+        return False
+    if not is_image and (kind := _suffix(name)) in UNREADABLE_PHOTOS:
+        problems.append(Problem(name, f"{kind[1:].upper()} is not read: save it as JPEG or PNG"))
+    return is_image
 
 
 def _walk(

@@ -1,8 +1,9 @@
 """From images as they are stored to what a trained run says about them."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from manigraph.engine import TrainedRun, load
 from manigraph.nn import FrozenGraphClassifier
 from manigraph.nn.manifold_graph import Nodes
 from manigraph.runs import RunDirectory
+
+if TYPE_CHECKING:
+    from manigraph.inference.predictions import FilePrediction
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,3 +91,18 @@ class Predictor:
         refined = model.graph.refine_images(features, nodes.embeddings, nodes.messages, g)
         attention = model.graph.image_attention(g, nodes.embeddings).mean(dim=1)
         return Answers(model.linear(refined), features, refined, model.linear(features), attention)
+
+    def predict_files(self, places: Iterable[Path | str], **how: Any) -> "Iterator[FilePrediction]":
+        """What the run says about image files and folders of them; see `predictions.predict_files`.
+
+        Any number of files takes the same memory:
+
+        >>> predictor = Predictor.load("runs/photos-40-manifold_graph-seed0")
+        >>> for answer in predictor.predict_files(["new_photos"]):
+        ...     print(answer.path.name, answer.class_name, f"{answer.probability:.2f}")
+        cat-1.png cat 0.99
+        dog-1.png dog 0.98
+        """
+        from manigraph.inference.predictions import predict_files
+
+        return predict_files(self, places, **how)

@@ -1,0 +1,120 @@
+"""Image files sorted into a folder for each class, as copies or links."""
+
+import shutil
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from manigraph.errors import UserError, shown
+from manigraph.inference.predictions import FilePrediction
+
+How = Literal["copy", "link"]
+
+UNSURE = "unsure"
+"""Folder of images whose class is too improbable."""
+LONGEST = 100
+"""Bytes of a folder's name; file systems bear 255."""
+LONGEST_STEM = 200
+"""Bytes of a file's name before its ending, where a number is added to it."""
+
+FORBIDDEN = frozenset('/\\<>:"|?*')
+"""What one system or another does not allow in names."""
+RESERVED = frozenset(
+    {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10))}
+)
+"""Names that are no files on Windows."""
+
+
+def folder_names(class_names: Sequence[str]) -> list[str]:
+    """A folder for each class, whose names any file system takes and tells apart; none leads elsewhere."""
+    taken = {UNSURE}
+    folders = []
+    for name in class_names:
+        plain, number = _plain(name), 1
+        folder = plain
+        while folder.casefold() in taken:
+            number += 1
+            folder = f"{plain}-{number}"
+        taken.add(folder.casefold())
+        folders.append(folder)
+    return folders
+
+
+def _plain(name: str) -> str:
+    signs = unicodedata.normalize("NFC", name)
+    signs = "".join("_" if sign in FORBIDDEN or shown(sign) != sign else sign for sign in signs)
+    # A dot in front hides a folder or leads out of it, one at the end vanishes on Windows.
+    signs = _cut(signs.strip(), LONGEST).rstrip(". ")
+    if signs.startswith("."):
+        signs = "_" + signs[1:]
+    if signs.partition(".")[0].casefold() in RESERVED:
+        signs = f"_{signs}"
+    return signs or "_"
+
+
+def _cut(text: str, most: int) -> str:
+    """As many whole letters as have so many bytes."""
+    return text.encode("utf-8", "surrogateescape")[:most].decode("utf-8", "ignore")
+
+
+class Sorter:
+    """Puts files into `root/CLASS`; a name that is taken gets a number: `name-2.jpg`.
+
+    Args:
+        root: The folder, made when the first file comes.
+        class_names: Of the run.
+        how: Copies, or symbolic links to where the files are now.
+        sure: Probability from which on an image belongs to its class; others go to `unsure`.
+    """
+
+    def __init__(self, root: Path, class_names: Sequence[str], *, how: How, sure: float) -> None:
+        if root.exists() and not root.is_dir():
+            raise UserError(f"--label_folder '{root}' is a file: give a folder")
+        self.root = root
+        self.how = how
+        self.sure = sure
+        self.folders = dict(zip(class_names, folder_names(class_names), strict=True))
+
+    def put(self, answer: FilePrediction) -> Path:
+        """Sort one file; the path of its copy or link."""
+        folder = self.root / (self.folders[answer.class_name] if answer.probability >= self.sure else UNSURE)
+        name, number = answer.path.name, 1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            while True:
+                try:
+                    return self._placed(answer.path, folder / name)
+                except FileExistsError:
+                    number += 1
+                    stem = _cut(answer.path.stem, LONGEST_STEM)
+                    name = f"{stem}-{number}{answer.path.suffix}"
+        except OSError as error:
+            raise UserError(
+                f"'{answer.path}' cannot be put into '{folder}': {error.strerror or error}; give "
+                f"--label_folder another folder"
+            ) from None
+
+    def _placed(self, source: Path, target: Path) -> Path:
+        if self.how == "link":
+            target.symlink_to(source.absolute())
+            return target
+        with source.open("rb") as original, target.open("xb") as copy:
+            try:
+                shutil.copyfileobj(original, copy)
+            except BaseException:
+                target.unlink()  # half a file would be taken for a whole one
+                raise
+        shutil.copystat(source, target)
+        return target
+
+
+def check_not_inside(root: Path, places: Sequence[str]) -> None:
+    """Refuse to sort images of a folder into that folder: what was sorted would be found again."""
+    for place in places:
+        folder = Path(place)
+        if folder.is_dir() and root.resolve().is_relative_to(folder.resolve()):
+            raise UserError(
+                f"--label_folder '{root}' lies in '{place}', whose images are to be sorted: give a folder "
+                f"elsewhere"
+            )
