@@ -51,7 +51,7 @@ class DataProgress:
 
     def __init__(self, console: Console, progress: Progress) -> None:
         self._console = console
-        self._live = _can_be_drawn_over(console)
+        self._live = can_be_drawn_over(console)
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
         self._said: dict[str, int] = {}
@@ -85,11 +85,11 @@ def _data_bars(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
-        disable=not _can_be_drawn_over(console),
+        disable=not can_be_drawn_over(console),
     )
 
 
-def _can_be_drawn_over(console: Console) -> bool:
+def can_be_drawn_over(console: Console) -> bool:
     """True for a terminal; FORCE_COLOR makes rich take any file for one."""
     forced = bool(os.environ.get("FORCE_COLOR")) and not console.file.isatty()
     return console.is_interactive and console.is_terminal and not console.is_dumb_terminal and not forced
@@ -274,7 +274,7 @@ class TrainingDisplay:
 
     def __init__(self, console: Console | None = None, *, silent: bool = False) -> None:
         self.console = Console(file=io.StringIO(), quiet=True) if silent else console or Console()
-        self._is_live = _can_be_drawn_over(self.console)
+        self._is_live = can_be_drawn_over(self.console)
         self._bars = _data_bars(self.console)
         self._run: RunProgress | None = None
         self._tenth = -1
