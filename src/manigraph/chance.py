@@ -9,8 +9,8 @@ import math
 from statistics import NormalDist
 from typing import NamedTuple
 
-SIGNIFICANT = 0.05
-CONFIDENCE = 0.95
+from manigraph.significance import CONFIDENCE, SIGNIFICANT
+
 POWER = 0.8
 """Chance to find a difference that is there, for which the number of images is reckoned."""
 

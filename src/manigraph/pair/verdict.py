@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from manigraph.chance import (
-    SIGNIFICANT,
     Disagreement,
     difference_interval,
     error_interval,
@@ -22,6 +21,7 @@ from manigraph.engine import TrainedRun, dataset_of, load
 from manigraph.errors import UserError
 from manigraph.pair.checks import Advice, Evidence, Pool, advice
 from manigraph.runs import RunDirectory
+from manigraph.significance import SIGNIFICANT
 from manigraph.training.evaluation import predict_logits
 from manigraph.training.selection import Part
 

@@ -81,7 +81,7 @@ class Facts:
     """What a choice depends on."""
 
     shape: tuple[int, ...]
-    """Channels, height and width of the images as they were read."""
+    """Channels, height and width of the images as they were read, or the number of features of each."""
     labels: Sequence[int]
     """Images of each class whose class is known, without those for validation and testing."""
     holdable: int
@@ -92,6 +92,8 @@ class Facts:
     test: int
     file_side: int | None = None
     """Shorter side of a typical file, if the images were made from larger or unequal ones."""
+    hint: str = ""
+    """How they could be learned from better, if something were installed."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,8 @@ def _with_control(config: Config[Any], steps: int, speed: Speed, time: _Time, li
 
 def _candidates(config: Config[Any], facts: Facts, given: Collection[str]) -> list[Config[Any]]:
     """Image sizes and networks, the most expensive first."""
-    shape, side = facts.shape, min(facts.shape[1:])
+    shape = facts.shape
+    side = min(shape[1:], default=0)
     if side <= TINY_SIDE:
         width = config.backbone.width if "backbone.width" in given else 1.0
         return [_settings(config, facts, given, shape, width)]
@@ -262,8 +265,8 @@ def _settings(
     config: Config[Any], facts: Facts, given: Collection[str], shape: tuple[int, ...], width: float
 ) -> Config[Any]:
     """What does not depend on the time, for images of this shape and a network of this width."""
-    side = min(shape[1:])
-    tiny = side <= TINY_SIDE
+    side = min(shape[1:], default=0)  # features have none
+    tiny = 0 < side <= TINY_SIDE
     data = config.data
     if data.labels is None and not data.split:
         data = replace(data, validation=held_out(facts))
@@ -286,7 +289,7 @@ def _settings(
                 labelled=_power_of_two(2 * labelled, most=32),
                 unlabelled=_power_of_two(facts.unlabelled, most=64),
             ),
-            backbone=BackboneConfig("small_cnn" if tiny else "cnn13", width=width),
+            backbone=BackboneConfig("small_cnn" if tiny else "cnn13" if side else "mlp", width=width),
             schedule=SuperConvergence(max_learning_rate=0.1),
             training=TrainingConfig(
                 steps=ENOUGH_STEPS, ema_decay=0.0 if keeps_average else AVERAGE, max_gradient_norm=3.0

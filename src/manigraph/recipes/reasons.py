@@ -75,6 +75,12 @@ def reasons_for_steps(
 
 
 def _about_images(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
+    if config.data.features:
+        why = "photographs: it has learned from millions of them"
+        yield Reason("features", config.data.features, AS_SET if "data.features" in given else why)
+        return
+    if facts.hint:
+        yield Reason("features", "none", facts.hint)
     channels, height, width = facts.shape
     side, largest = config.data.image_size, facts.file_side
     size = f"{width}x{height}" if side is None else f"{side}x{side}"
@@ -97,6 +103,8 @@ def _about_network(config: Config[Any], facts: Facts, given: Collection[str]) ->
     value = f"{backbone.name}, width {backbone.width:g}"
     if "backbone.name" in given or "backbone.width" in given:
         why = AS_SET
+    elif len(facts.shape) == 1:
+        why = "on features; the pretrained network stays as it is"
     elif min(facts.shape[1:]) <= TINY_SIDE:
         why = f"made for images of up to {TINY_SIDE} pixels"
     else:
