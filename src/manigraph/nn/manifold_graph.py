@@ -67,7 +67,7 @@ class ManifoldGraph(nn.Module):
     def embedding(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N H E"]:
         """G = φ(f), split into heads."""
         embedded: Tensor = F.leaky_relu(self.embed(features), LEAKY_SLOPE)
-        return embedded.view(len(features), self.num_heads, embedded.shape[1] // self.num_heads)
+        return embedded.view(features.shape[0], self.num_heads, embedded.shape[1] // self.num_heads)
 
     def nodes(self, prototypes: Float[Tensor, "P D"]) -> Nodes:
         """The prototypes with all that does not depend on the image."""
