@@ -73,7 +73,7 @@ THEIR_OWN: dict[str, dict[str, Any]] = {
 """FixMatch learns from sure predictions alone, which need no guard."""
 
 SURE_PREDICTIONS: dict[str, Any] = {"comparison": "fixmatch", "entropy_weight": 0.0}
-"""Manifold Graph on photographs: in a short run with few labels, Π-VAT's targets are worse than none."""
+"""Manifold Graph on larger images: in a short run with few labels, Π-VAT's targets are worse than none."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def _settings(
     labelled = data.labels or sum(facts.labels) - (data.validation or 0)
     method = method_config(
         config.algorithm,
-        **_learning(config, facts, given, tiny=tiny),
+        **_learning(config, facts, given, side),
         epsilon=round(PIXEL_EPSILON * math.sqrt(math.prod(shape)), 2),
         # Dot products of embeddings shrink with the number of features, 128 in the paper.
         scale=1.0 if tiny else max(1.0, round(1 / width, 2)),
@@ -298,17 +298,16 @@ def _settings(
     )
 
 
-def _learning(config: Config[Any], facts: Facts, given: Collection[str], *, tiny: bool) -> dict[str, Any]:
-    """How the method learns from unlabelled images."""
-    is_free = "method.comparison" not in given
-    if (
-        config.algorithm == "manifold_graph"
-        and not tiny
-        and (is_free or config.method.comparison == "fixmatch")
-    ):
+def _learning(config: Config[Any], facts: Facts, given: Collection[str], side: int) -> dict[str, Any]:
+    """How the method learns from unlabelled images of this side; 0 means features."""
+    is_sure = side > TINY_SIDE  # from scratch, on pixels; features are good from the first step
+    if "method.comparison" in given:
+        is_sure = config.method.comparison == "fixmatch"
+    if config.algorithm == "manifold_graph" and is_sure:
         return GRAPH | SURE_PREDICTIONS
     balanced = BALANCED if is_even(facts.labels) else {}
-    return GRAPH | ALL_PREDICTIONS | balanced | (TINY if tiny else {}) | THEIR_OWN.get(config.algorithm, {})
+    tiny = TINY if 0 < side <= TINY_SIDE else {}
+    return GRAPH | ALL_PREDICTIONS | balanced | tiny | THEIR_OWN.get(config.algorithm, {})
 
 
 def held_out(facts: Facts) -> int | None:
