@@ -13,6 +13,7 @@ from manigraph.errors import (
     ProcessLostError,
     UnknownNameError,
     UserError,
+    shown,
 )
 
 COMMANDS = {
@@ -20,13 +21,22 @@ COMMANDS = {
     "lr-find": "find how high the learning rate may go, before training",
     "check": "look at a data set for what would make training wrong",
     "evaluate": "measure a trained run on its test images",
+    "predict": "say what a trained run sees in image files",
+    "explain": "say why a trained run takes an image for what it does",
+    "suggest": "say which unlabelled images to label next",
+    "report": "write a page about a run, or about several side by side",
+    "watch": "show a run in the browser while it is being trained",
     "figures": "draw what a trained run has learned: its features and its graph",
+    "export": "write a trained run as ONNX and torch.export, to use it without manigraph",
     "demo": "compare methods on digits with 20 labels, in about three minutes",
     "reproduce": "measure a table of results: methods, labels, seeds",
     "data": "download data sets, show and clear what is stored",
     "bench": "measure how fast the methods train on this machine",
     "list": "name the algorithms, recipes, data sets and backbones",
 }
+
+LONGEST_MESSAGE = 2000
+"""Characters: a file that somebody sent may hold a name of a million."""
 
 HELP = """\
 usage: manigraph COMMAND [OPTIONS]
@@ -50,7 +60,7 @@ start here:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 for a failure, 2 for a wrong command line."""
+    """Run a command; its exit code is 0, 1 for a failure, 2 for a wrong command line, 3 for bad files."""
     rest = list(sys.argv[1:] if arguments is None else arguments)
     want_traceback = bool(os.environ.get("MANIGRAPH_TRACEBACK"))
     if "--traceback" in rest:
@@ -98,5 +108,6 @@ def _complain(message: str, code: int) -> int:
     variables = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
     rank = next((os.environ[name] for name in variables if name in os.environ), "0")
     who = "manigraph" if rank == "0" else f"manigraph (process {rank})"
-    print(f"{who}: {message}", file=sys.stderr)
+    text = shown(message) if len(message) <= LONGEST_MESSAGE else f"{shown(message[:LONGEST_MESSAGE])} …"
+    print(f"{who}: {text}", file=sys.stderr)
     return code
