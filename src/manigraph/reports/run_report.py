@@ -22,6 +22,8 @@ from manigraph.reports.sprites import sprite
 
 MOST_MISTAKES = 24
 MOST_POINTS_OF_CURVES = 600
+MOST_EDGES = 500_000
+"""Cells of one matrix for which a page has room; beyond, some rows are drawn, or means of classes."""
 TWIN = 0.99
 """From this cosine on two prototypes of a class are as good as one."""
 UNUSED = 0.1
@@ -229,22 +231,35 @@ def _edges(facts: RunFacts) -> dict[str, Any] | None:
     arrays = facts.arrays
     if "attention" not in arrays:
         return None
-    rows = arrays["class"][arrays["attention_rows"]]
+    chosen = _drawn_rows(facts)
+    rows, nodes = arrays["attention_rows"][chosen], arrays["node_class"]
     found: dict[str, Any] = {
-        "images": _matrix(arrays["attention"], rows, arrays["node_class"]),
-        "image_index": packed(arrays["index"][arrays["attention_rows"]].astype(np.int32)),
-        "by_class": _matrix(_mean_by_class(facts), None, None),
+        "images": _matrix(arrays["attention"][chosen], arrays["class"][rows], nodes),
+        "image_index": packed(arrays["index"][rows].astype(np.int32)),
+        "by_class": _matrix(_means(arrays["attention_by_class"], arrays["class"]), None, None),
     }
-    if "attention_among" in arrays:
-        nodes = arrays["node_class"]
-        found["among"] = _matrix(arrays["attention_among"], nodes, nodes)
+    among = arrays.get("attention_among")
+    if among is not None and among.size <= MOST_EDGES:
+        found["among"] = _matrix(among, nodes, nodes)
+    elif among is not None:
+        C = arrays["attention_by_class"].shape[1]
+        found["among_by_class"] = _matrix(
+            _means(among.reshape(len(among), C, -1).sum(axis=2), nodes), None, None
+        )
     return found
+
+
+def _drawn_rows(facts: RunFacts) -> Array:
+    """Rows of images for which a page has room, evenly spread."""
+    count, nodes = facts.arrays["attention"].shape
+    most = max(1, min(count, MOST_EDGES // nodes))
+    return np.linspace(0, count - 1, most).round().astype(int)
 
 
 def _matrix(weights: Array, rows: Array | None, columns: Array | None) -> dict[str, Any]:
     found: dict[str, Any] = {
         "shape": list(weights.shape),
-        "weights": packed(weights.astype(np.float16 if weights.size > 500_000 else np.float32)),
+        "weights": packed(weights.astype(np.float16 if weights.size > 200_000 else np.float32)),
     }
     if rows is not None and columns is not None:
         found |= {
@@ -254,9 +269,8 @@ def _matrix(weights: Array, rows: Array | None, columns: Array | None) -> dict[s
     return found
 
 
-def _mean_by_class(facts: RunFacts) -> Array:
-    """(C, C): what images of a class give to the nodes of which, on average; 0 for a class without images."""
-    classes, by_class = facts.arrays["class"], facts.arrays["attention_by_class"]
+def _means(by_class: Array, classes: Array) -> Array:
+    """(C, C): the mean row of each class; 0 for a class that has none."""
     C = by_class.shape[1]
     means = np.zeros((C, C), dtype=np.float32)
     for c in np.unique(classes):
@@ -279,7 +293,7 @@ def _edges_in_words(facts: RunFacts) -> dict[str, Any] | None:
         "among_by_chance": summary["prototype_own_class_by_chance"],
         "error": summary["error"],
         "error_before": summary["error_before"],
-        "rows": len(facts.arrays.get("attention_rows", ())),
+        "rows": len(_drawn_rows(facts)),
         "of": summary["images"],
         "part": facts.analysis["part"],
     }

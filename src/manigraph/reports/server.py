@@ -2,6 +2,7 @@
 
 import hashlib
 import ipaddress
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -72,6 +73,11 @@ class PageServer(ThreadingHTTPServer):
                 self._made_of = state
             return self._made
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away is nobody's error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
@@ -89,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         if not self._names_this_server():
             self._say(403, b"this server answers to its own name only\n", with_body)
-        elif urlsplit(self.path).path != "/":
+        elif self.path.partition("?")[0] != "/":
             self._say(404, b"there is one page, at /\n", with_body)
         else:
             try:
@@ -106,8 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
         allowed = self.server.hosts
         if allowed is None:
             return True
-        named = urlsplit(f"//{self.headers.get('Host', '')}")
         try:
+            named = urlsplit(f"//{self.headers.get('Host', '')}")
             return named.hostname in allowed and named.port in (None, self.server.server_address[1])
         except ValueError:
             return False

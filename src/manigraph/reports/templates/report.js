@@ -71,9 +71,10 @@
   // ---- Looking closer: what wheel, drag, pinch and keys do to a view -----------------------------------------
 
   class View {
-    // Places from 0 to 1 are shown at `scale` times their place, moved by x and y (in shares of the stage).
+    // Places from 0 to 1 are shown at `scale` times their place, moved by x and y (in shares of the stage, or
+    // of what the inset, pixels at the left and below, leaves of it).
     constructor(stage, changed) {
-      Object.assign(this, { stage, changed, scale: 1, x: 0, y: 0, pointers: new Map() });
+      Object.assign(this, { stage, changed, scale: 1, x: 0, y: 0, inset: [0, 0], pointers: new Map() });
       stage.addEventListener("wheel", (event) => {
         if (!event.ctrlKey && !event.metaKey && this.scale === 1 && event.deltaY > 0) return;
         event.preventDefault();
@@ -91,8 +92,8 @@
     }
 
     place(event) {
-      const box = this.stage.getBoundingClientRect();
-      return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+      const box = this.stage.getBoundingClientRect(), [left, below] = this.inset;
+      return [(event.clientX - box.left - left) / (box.width - left), (event.clientY - box.top) / (box.height - below)];
     }
 
     drag(event) {
@@ -239,7 +240,7 @@
       for (let point = this.count; point < this.total; point += 1) {
         if (!this.isShown(point)) continue;
         const [x, y] = this.at(point);
-        star(context, x, y, radius * 2.1 + 2, figures.colours[this.classOf(point)], ring, surface);
+        star(context, x, y, (radius * 2.1 + 2) * (this.total - this.count > 500 ? 0.6 : 1), figures.colours[this.classOf(point)], ring, surface);
       }
       if (this.focus !== null && this.isShown(this.focus)) {
         const [x, y] = this.at(this.focus);
@@ -446,8 +447,9 @@
         const place = Math.floor((sorted.length - 1) * (1 - 0.1 / figures.classes.length));
         this.deepest = Math.max(1 / this.columns, sorted[place]);
       }
-      // Matrices of few rows are square; many images on few prototypes are as high as wide too.
       this.canvas.style.aspectRatio = "1 / 1";
+      const longest = Math.max(...figures.classes.map((name) => name.length));
+      this.view.inset = figures.classes.length <= 20 ? [Math.min(90, 12 + 7 * longest), 20] : [0, 0];
     }
 
     picture() {
@@ -469,9 +471,15 @@
     draw() {
       const theme = colour("--ramp-0") + this.version;
       if (theme !== this.theme) { this.pixels = this.picture(); this.theme = theme; }
-      const [context, width, height] = fit(this.canvas);
-      const { scale, x, y } = this.view;
-      const w = width * scale, h = height * scale, left = x * width, top = y * height;
+      const [context, fullWidth, fullHeight] = fit(this.canvas);
+      const { scale, x, y, inset } = this.view;
+      const width = fullWidth - inset[0], height = fullHeight - inset[1];
+      const w = width * scale, h = height * scale, left = inset[0] + x * width, top = y * height;
+      this.labels(context, left, top, w, h, fullHeight);
+      context.save();
+      context.beginPath();
+      context.rect(inset[0], 0, width, height);
+      context.clip();
       context.imageSmoothingEnabled = this.rows > height * scale;
       context.imageSmoothingQuality = "high";
       context.drawImage(this.pixels, left, top, w, h);
@@ -498,6 +506,39 @@
         context.lineWidth = 2;
         context.strokeRect(left + (column / this.columns) * w, top + (row / this.rows) * h, Math.max(3, w / this.columns), Math.max(3, h / this.rows));
       }
+      context.restore();
+    }
+
+    // Names of the classes beside and below, each at the middle of its block, where there is room for them.
+    labels(context, left, top, w, h, fullHeight) {
+      if (!this.view.inset[0]) return;
+      const middles = (classes, count) => figures.classes.map((_, number) => {
+        if (!classes) return (number + 0.5) / count;
+        const first = classes.indexOf(number), last = classes.lastIndexOf(number);
+        return first < 0 ? null : (first + last + 1) / 2 / count;
+      });
+      const [gutter, below] = this.view.inset, height = fullHeight - below;
+      const name = (number, room) => {
+        let text = figures.classes[number];
+        while (text.length > 1 && context.measureText(text).width > room) text = `${text.slice(0, -2)}…`;
+        return text;
+      };
+      context.font = "11px system-ui, sans-serif";
+      context.fillStyle = colour("--muted");
+      context.textBaseline = "middle";
+      middles(this.rowClass, this.rows).forEach((middle, number) => {
+        const at = top + middle * h;
+        if (middle === null || at < 6 || at > height - 6) return;
+        context.textAlign = "right";
+        context.fillText(name(number, gutter - 8), gutter - 6, at);
+      });
+      const room = w / figures.classes.length - 2;
+      middles(this.columnClass, this.columns).forEach((middle, number) => {
+        const at = left + middle * w;
+        if (middle === null || at < gutter + 4) return;
+        context.textAlign = "center";
+        context.fillText(name(number, room), at, height + below / 2);
+      });
     }
 
     cellAt(x, y) {
@@ -522,7 +563,8 @@
       const per = this.rowClass ? this.columns / figures.classes.length : 1;
       const from = this.name === "images"
         ? `image ${unpack(figures.edges.image_index)[row]}, ${of(this.rowClass, row)}`
-        : this.name === "among" ? `${of(this.rowClass, row)} no. ${(row % per) + 1}` : `images of ${of(null, row)}`;
+        : this.name === "among" ? `${of(this.rowClass, row)} no. ${(row % per) + 1}`
+          : `${this.name === "by_class" ? "images" : "nodes"} of ${of(null, row)}`;
       const to = this.columnClass ? `${of(this.columnClass, column)} no. ${(column % per) + 1}` : `nodes of ${of(null, column)}`;
       this.readout.textContent = `${from} → ${to}: ${percent(weight)}`;
     }
@@ -672,11 +714,15 @@
       }
       parts.push(vector("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }));
       parts.push(vector("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, options.xLabel || "step"));
-      if (options.diagonal) parts.push(vector("line", { class: "cross", x1: px(0), y1: py(0), x2: px(1), y2: py(1) }));
       const clip = `clip-${this.options.id}`;
       const definition = vector("clipPath", { id: clip });
       definition.append(vector("rect", { x: left, y: top - 4, width: width - left - right, height: height - top - bottom + 8 }));
       const inside = vector("g", { "clip-path": `url(#${clip})` });
+      if (options.bars) {
+        for (const bar of options.bars) {
+          inside.append(vector("rect", { x: px(bar.low) + 1, width: Math.max(1, px(bar.high) - px(bar.low) - 2), y: py(bar.accuracy), height: Math.max(0, py(0) - py(bar.accuracy)), fill: SERIES[0], opacity: 0.3 + 0.7 * bar.weight }));
+        }
+      }
       for (const line of this.shown) {
         let path = "", isOpen = false;
         line.x.forEach((x, i) => {
@@ -692,11 +738,7 @@
         });
         inside.append(vector("path", { d: path, fill: "none", stroke: line.colour, "stroke-width": line.width || 1.7, "stroke-dasharray": line.dash, "stroke-linejoin": "round", opacity: line.opacity || 1 }));
       }
-      if (options.bars) {
-        for (const bar of options.bars) {
-          inside.append(vector("rect", { x: px(bar.low) + 1, width: Math.max(1, px(bar.high) - px(bar.low) - 2), y: py(bar.accuracy), height: Math.max(0, py(0) - py(bar.accuracy)), fill: SERIES[0], opacity: 0.3 + 0.7 * bar.weight }));
-        }
-      }
+      if (options.diagonal) inside.append(vector("line", { class: "cross", x1: px(0), y1: py(0), x2: px(1), y2: py(1) }));
       this.marks = vector("g");
       this.svg.replaceChildren(definition, ...parts, inside, this.marks);
       this.svg.setAttribute("aria-label", `${options.title}: ${this.shown.map((line) => {
