@@ -215,16 +215,9 @@ class Session:
         return self.trainer.evaluated_algorithm()
 
     def _clean_images(self) -> Iterator[Tensor]:
-        """Images as in the clean pass of a step; the place in the stream of batches stays the same."""
+        """The same images every time: the place in the stream of batches stays the same."""
         place = self.job.batches.state_dict()
-        request = self.trainer.algorithm.data_request()
-        clean = next((name for name, kind in request.unlabelled.items() if kind != "strong"), None)
-        for _ in range(STATISTICS_BATCHES):
-            batch = next(self.job.batches)
-            images = [next(iter(batch.labelled.values()))]
-            if clean is not None:
-                images.append(batch.unlabelled[clean])
-            yield torch.cat(images)
+        yield from clean_images(self.job)
         self.job.batches.load_state_dict(place)
 
     def _measure(self, model: nn.Module, part: Part) -> tuple[Evaluation, Tensor]:
@@ -384,6 +377,18 @@ class Session:
     def _save(self, name: str, tensors: dict[str, Tensor]) -> None:
         if self.writes:
             write_bytes(self.run.path / name, tensor_bytes(tensors))
+
+
+def clean_images(job: Job) -> Iterator[Tensor]:
+    """Some batches of images as in the clean pass of a step, to measure batch norm's statistics on."""
+    request = job.trainer.algorithm.data_request()
+    clean = next((name for name, kind in request.unlabelled.items() if kind != "strong"), None)
+    for _ in range(STATISTICS_BATCHES):
+        batch = next(job.batches)
+        images = [next(iter(batch.labelled.values()))]
+        if clean is not None:
+            images.append(batch.unlabelled[clean])
+        yield torch.cat(images)
 
 
 def resume_command(run: RunDirectory) -> str:

@@ -1,0 +1,225 @@
+"""Whatever is given as X to the images or vectors that the networks are trained on."""
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.utils.validation import check_array, validate_data
+from torch import Tensor
+
+from manigraph.data.decode import DecodeError, Header, read_header, read_pixels
+from manigraph.data.sources.arrays import stored_images
+from manigraph.errors import UserError
+
+Kind = Literal["vectors", "images", "files"]
+
+MIN_SIDE = 8
+"""What the convolutional networks need."""
+
+MAX_NATURAL_SIDE = 64
+"""Files up to this size keep it if they all have the same; larger ones are made this size at most."""
+
+FAR_OUT = 0.5
+"""Float pixels that leave the range of the training images by more than this share of it are refused."""
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """What was given to `fit`, and how it was stored: whatever is given later must be like it."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+    """Of one stored image (channels, height, width) or vector."""
+    given_shape: tuple[int, ...] = ()
+    """Of one image as it was given."""
+    low: float = 0.0
+    high: float = 255.0
+    """Pixels from here to there are stored as 0 to 255."""
+    is_float: bool = False
+
+    @property
+    def is_image(self) -> bool:
+        """Whether there are pixels."""
+        return self.kind != "vectors"
+
+
+def kind_of(X: Any) -> Kind:
+    """What X holds, by its shape: names of files in one row, vectors in two dimensions, else images."""
+    if _are_names(X):
+        return "files"
+    if hasattr(X, "ndim"):
+        dimensions = X.ndim
+    elif isinstance(X, (list, tuple)) and len(X):
+        dimensions = 1 + _as_array(X[0]).ndim
+    else:
+        dimensions = _as_array(X).ndim
+    return "images" if dimensions > 2 else "vectors"
+
+
+def first_inputs(estimator: Any, X: Any, image_size: int | None) -> tuple[InputFormat, Tensor]:
+    """What is given to `fit`, stored, and how that was done."""
+    kind = kind_of(X)
+    if kind == "vectors":
+        vectors = _vectors(estimator, X, reset=True)
+        return InputFormat(kind, tuple(vectors.shape[1:])), vectors
+    # Whatever was learned of columns before does not hold for images.
+    for name in ("n_features_in_", "feature_names_in_"):
+        if hasattr(estimator, name):
+            delattr(estimator, name)
+    if kind == "files":
+        paths = [Path(name) for name in X]
+        shape = common_shape([_header(path) for path in paths], image_size)
+        return InputFormat(kind, shape), _decoded(paths, shape)
+    array = _pixels(X)
+    low, high, is_float = 0.0, 255.0, array.dtype.kind == "f"
+    if is_float:
+        low, high = min(0.0, float(array.min())), max(1.0, float(array.max()))
+    given = InputFormat(kind, (), tuple(array.shape[1:]), low, high, is_float)
+    images = _stored(array, given, is_tensor=isinstance(X, Tensor))
+    return InputFormat(kind, tuple(images.shape[1:]), given.given_shape, low, high, is_float), images
+
+
+def further_inputs(estimator: Any, X: Any, known: InputFormat) -> Tensor:
+    """What is given after `fit`, stored in the same way."""
+    kind = kind_of(X)
+    if kind != known.kind and "vectors" not in (kind, known.kind):
+        raise UserError(
+            f"X holds {_named(kind)} now, but {_named(known.kind)} were given to fit: give the same"
+        )
+    if known.kind == "vectors":
+        if kind != "vectors":
+            raise UserError(
+                f"X holds {_named(kind)}, but vectors of {known.shape[0]} features were given to fit: give "
+                f"such"
+            )
+        return _vectors(estimator, X, reset=False)
+    if kind == "vectors":
+        shape = getattr(X, "shape", np.shape(X))
+        raise UserError(
+            f"X has the shape {tuple(shape)}, but {_named(known.kind)} were given to fit: give "
+            f"{'their names' if known.kind == 'files' else f'(N, {_sizes(known.given_shape)})'}"
+        )
+    if kind == "files":
+        return _decoded([Path(name) for name in X], known.shape)
+    array = _pixels(X)
+    if tuple(array.shape[1:]) != known.given_shape:
+        raise UserError(
+            f"images are {_sizes(array.shape[1:])}, but {_sizes(known.given_shape)} were given to fit: give "
+            f"all the same shape"
+        )
+    if (array.dtype.kind == "f") != known.is_float:
+        before, now = ("floats", "whole numbers") if known.is_float else ("whole numbers", "floats")
+        raise UserError(f"pixels are {now}, but {before} were given to fit: give the same kind")
+    return _stored(array, known, is_tensor=isinstance(X, Tensor))
+
+
+def _named(kind: Kind) -> str:
+    return {"vectors": "vectors", "images": "images", "files": "names of files"}[kind]
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def _are_names(X: Any) -> bool:
+    if isinstance(X, (str, os.PathLike)):
+        raise UserError(f"X is one name, '{os.fspath(X)}': give a list of names of image files")
+    if isinstance(X, np.ndarray) and (X.ndim != 1 or X.dtype.kind not in "UO"):
+        return False
+    if not isinstance(X, (list, tuple, np.ndarray)) or len(X) == 0:
+        return False
+    return all(isinstance(name, (str, os.PathLike)) for name in X)
+
+
+def _vectors(estimator: Any, X: Any, *, reset: bool) -> Tensor:
+    array = validate_data(estimator, X, reset=reset, dtype="numeric")
+    return stored_images(array)
+
+
+def _as_array(image: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(image)
+    except ValueError:
+        raise UserError("images in X must all have the same shape") from None
+
+
+def _pixels(X: Any) -> npt.NDArray[Any]:
+    """(N, ...) whole numbers or floats, all finite."""
+    if isinstance(X, Tensor):
+        X = X.detach().cpu().numpy()
+    elif isinstance(X, (list, tuple)):
+        images = [_as_array(image) for image in X]
+        if len({image.shape for image in images}) > 1:
+            raise UserError("images in X must all have the same shape: resize them, or give names of files")
+        X = np.stack(images)
+    array: npt.NDArray[Any] = check_array(X, ensure_2d=False, allow_nd=True, dtype="numeric", input_name="X")
+    if array.dtype.kind == "b":
+        return array.astype(np.float32)
+    return array
+
+
+def _stored(array: npt.NDArray[Any], given: InputFormat, *, is_tensor: bool) -> Tensor:
+    """(N, channels, height, width) uint8."""
+    low, high = float(array.min()), float(array.max())
+    if given.is_float:
+        room = FAR_OUT * (given.high - given.low)
+        if low < given.low - room or high > given.high + room:
+            raise UserError(
+                f"pixels reach from {low:.3g} to {high:.3g}, those given to fit from {given.low:.3g} to "
+                f"{given.high:.3g}: scale them alike"
+            )
+        array = ((array - given.low) / (given.high - given.low)).clip(0, 1).astype(np.float32)
+    elif low < 0 or high > 255:
+        raise UserError(
+            f"whole-number pixels must be from 0 to 255, got {low:.0f} to {high:.0f}: scale them, or "
+            f"give floats"
+        )
+    else:
+        array = array.astype(np.uint8)
+    # Where the shape fits both orders of channels, arrays have them last and tensors first.
+    return stored_images(torch.from_numpy(array) if is_tensor else array)
+
+
+def common_shape(headers: Sequence[Header], image_size: int | None) -> tuple[int, int, int]:
+    """Channels, height and width that the images of all files get."""
+    channels = 1 if all(header.is_grey for header in headers) else 3
+    if image_size is not None:
+        if image_size < MIN_SIDE:
+            raise UserError(f"image_size must be at least {MIN_SIDE} pixels, got {image_size}")
+        return channels, image_size, image_size
+    sizes = {(header.height, header.width) for header in headers}
+    height, width = next(iter(sizes))
+    if len(sizes) == 1 and min(height, width) >= MIN_SIDE and max(height, width) <= MAX_NATURAL_SIDE:
+        return channels, height, width
+    typical = statistics.median_low(min(size) for size in sizes)
+    side = max(MIN_SIDE, min(MAX_NATURAL_SIDE, typical // 4 * 4))
+    return channels, side, side
+
+
+def _header(path: Path) -> Header:
+    try:
+        return read_header(path)
+    except DecodeError as error:
+        raise _unreadable(path, error) from None
+
+
+def _decoded(paths: Sequence[Path], shape: tuple[int, ...]) -> Tensor:
+    channels, height, width = shape
+    pixels = np.empty((len(paths), *shape), dtype=np.uint8)
+    for row, path in enumerate(paths):
+        try:
+            pixels[row] = read_pixels(path, (height, width), grey=channels == 1)
+        except DecodeError as error:
+            raise _unreadable(path, error) from None
+    return torch.from_numpy(pixels)
+
+
+def _unreadable(path: Path, error: DecodeError) -> UserError:
+    reason = "there is no such file" if not path.exists() else str(error)
+    return UserError(f"'{path}' cannot be used: {reason}; repair it or leave it out of X")

@@ -1,0 +1,184 @@
+"""What is chosen for data that nobody has said anything about: network, batches, views, length, rates.
+
+| choice | rule |
+|---|---|
+| network | vectors: two layers; images up to 16 pixels: small CNN; larger ones: CNN-13 of width 1/4 |
+| batches | 32 labelled and 128 unlabelled, but no more than there are (labelled ones: twice) |
+| views | shifts of up to a sixteenth of the side, up to 10° and 10 % of rotation and scale; never mirrored |
+| updates | 50 passes over all data, at least 500 (vectors: 1,000) and at most 3,000 |
+| ε of VAT | a share of the deviation of one value, times the square root of their number |
+| balance | classes are kept equally frequent, unless one has more than twice as many labels as another |
+
+The first five are rules of thumb that fit what worked on digits, Fashion-MNIST and SVHN (`docs/digits.md`,
+`docs/results.md`). Vectors have no views, so they rely on ε alone: see `docs/estimator.md`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from manigraph.catalogue import ALGORITHMS
+from manigraph.config import BackboneConfig, Config, DataConfig
+from manigraph.data.augmentation import AugmentationConfig
+from manigraph.data.batches import BatchConfig
+from manigraph.errors import UnknownNameError, UserError
+from manigraph.recipes.parts import averaged, method_config
+from manigraph.training.loop import TrainingConfig
+from manigraph.training.schedule import SuperConvergence
+
+TINY_SIDE = 16
+"""Up to this size images go to the small CNN, which keeps positions."""
+SMALLEST_SIDE = 8
+"""Below it no convolutional network takes them: their pixels are a vector."""
+WIDTH_OF_CNN13 = 0.25
+
+PASSES = 50
+FEWEST_STEPS = 500
+FEWEST_STEPS_OF_VECTORS = 1000
+"""Without views, consistency spreads labels in small steps; a step takes a few milliseconds."""
+MOST_STEPS = 3000
+
+SHIFT = 1 / 16
+"""Of the shorter side; at least a pixel."""
+
+EVEN_LABELS = 2.0
+"""Up to this ratio between the numbers of labels of two classes, classes are taken for equally frequent."""
+
+LEARNING_RATE = 0.1
+WEIGHT_DECAY = 1e-3
+AVERAGE = 0.98
+"""Decay of the average of weights that predicts."""
+LONGEST_GRADIENT = 3.0
+
+FEW_LABELS: dict[str, Any] = {
+    "warmup_fraction": 0.2,
+    "prototypes_per_class": 5,
+    "prototype_update": "shared",
+    "consistency": "mse",
+    "consistency_weight": 4.0,
+    "ramp_fraction": 0.4,
+}
+"""What departs from the paper's settings in short runs from few labels, for the methods that have it."""
+
+IMAGE_EPSILON = 1 / 16
+VECTOR_EPSILON = 0.2
+
+BALANCED: dict[str, Any] = {"balance_weight": 1.0, "balance_memory": 1280}
+
+
+def automatic_backbone(shape: tuple[int, ...]) -> str:
+    """The network for one image (channels, height, width) or vector."""
+    if len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE:
+        return "mlp"
+    return "small_cnn" if max(shape[1:]) <= TINY_SIDE else "cnn13"
+
+
+def automatic_steps(shape: tuple[int, ...], num_inputs: int, unlabelled_batch: int) -> int:
+    """Number of updates."""
+    fewest = FEWEST_STEPS if len(shape) == 3 else FEWEST_STEPS_OF_VECTORS
+    return min(max(math.ceil(PASSES * num_inputs / unlabelled_batch), fewest), MOST_STEPS)
+
+
+def automatic_config(
+    algorithm: str,
+    *,
+    shape: tuple[int, ...],
+    label_counts: list[int],
+    num_inputs: int,
+    settings: Mapping[str, Any],
+    augmentation: Mapping[str, Any],
+    backbone: str,
+    width: float | None,
+    dropout: float | None,
+    steps: int | None,
+    labelled_batch: int,
+    unlabelled_batch: int,
+    learning_rate: float | None,
+    weight_decay: float | None,
+    seed: int,
+) -> Config[Any]:
+    """The whole configuration; what is None is chosen.
+
+    Args:
+        algorithm: Name of the method.
+        shape: Of one stored image or vector.
+        label_counts: How many labels each class has.
+        num_inputs: Labelled and unlabelled ones.
+        settings: Of the method, instead of those chosen here.
+        augmentation: How views are made, likewise.
+        backbone: Name of the network, or `auto`.
+        width: Multiplier on its channels.
+        dropout: Its rate.
+        steps: Number of updates.
+        labelled_batch: At most so many labelled images in a batch.
+        unlabelled_batch: At most so many others.
+        learning_rate: The highest.
+        weight_decay: L2 penalty.
+        seed: Of everything random.
+    """
+    method = ALGORITHMS.get(algorithm)
+    name = automatic_backbone(shape) if backbone == "auto" else backbone
+    is_image = len(shape) == 3
+    if dropout is None and not is_image:
+        dropout = 0.0  # few features, each of which may be all there is
+    if width is None:
+        width = WIDTH_OF_CNN13 if backbone == "auto" and name == "cnn13" else 1.0
+    batch = BatchConfig(
+        labelled=max(2, min(labelled_batch, 2 * sum(label_counts))),
+        unlabelled=max(2, min(unlabelled_batch, num_inputs)),
+    )
+    config: Config[Any] = Config(
+        algorithm=algorithm,
+        method=_method(algorithm, shape, label_counts, settings),
+        seed=seed,
+        # Labelled images are among the unlabelled ones too, so that these can be few, or none.
+        data=DataConfig(name="arrays", validation=0, labelled_in_pool=True),
+        augmentation=_augmentation(shape, augmentation),
+        batch=batch,
+        backbone=BackboneConfig(name=name, width=width, dropout=dropout),
+        schedule=SuperConvergence(max_learning_rate=LEARNING_RATE),
+        training=TrainingConfig(
+            steps=automatic_steps(shape, num_inputs, batch.unlabelled) if steps is None else steps,
+            weight_decay=WEIGHT_DECAY if weight_decay is None else weight_decay,
+            ema_decay=0.0 if method.keeps_average else AVERAGE,
+            max_gradient_norm=LONGEST_GRADIENT,
+        ),
+    )
+    config = averaged(config)
+    if learning_rate is not None:
+        config = replace(config, schedule=replace(config.schedule, max_learning_rate=learning_rate))
+    return config
+
+
+def _method(
+    algorithm: str, shape: tuple[int, ...], label_counts: list[int], settings: Mapping[str, Any]
+) -> Any:
+    is_image = len(shape) == 3
+    epsilon = (IMAGE_EPSILON if is_image else VECTOR_EPSILON) * math.sqrt(math.prod(shape))
+    even = max(label_counts) <= EVEN_LABELS * min(label_counts)
+    chosen = {**FEW_LABELS, **(BALANCED if even else {}), "epsilon": epsilon}
+    config = method_config(algorithm, **chosen)
+    return _changed(config, settings, f"setting of {algorithm}")
+
+
+def _augmentation(shape: tuple[int, ...], augmentation: Mapping[str, Any]) -> AugmentationConfig:
+    chosen = AugmentationConfig(translation=0)
+    if len(shape) == 3:
+        translation = max(1, round(SHIFT * min(shape[1:])))
+        chosen = AugmentationConfig(
+            translation=min(translation, min(shape[1:]) - 1), rotation=10.0, scale=0.1
+        )
+    changed: AugmentationConfig = _changed(chosen, augmentation, "augmentation")
+    return changed
+
+
+def _changed(config: Any, settings: Mapping[str, Any], kind: str) -> Any:
+    legal = [field.name for field in fields(config)]
+    for name in settings:
+        if name not in legal:
+            raise UnknownNameError(kind, str(name), legal)
+    try:
+        return replace(config, **settings)
+    except TypeError as error:
+        raise UserError(f"a {kind} has a value of another type than it must have: {error}") from None
