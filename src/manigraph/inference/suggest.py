@@ -9,8 +9,11 @@ A strategy chooses by them, and by where the images lie: angles between features
 where the prototypes are. `docs/suggest.md` says what each strategy brought.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import csv
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -124,21 +127,62 @@ def uncertain_groups(candidates: Candidates, count: int, generator: torch.Genera
     k-means weighted by uncertainty, as Zhdanov 2019 has it. The middle of a group is an image like others:
     farthest first finds those that are like none.
     """
-    from sklearn.cluster import KMeans
-
     listed = by_uncertainty(candidates, SHORT_LIST * count, generator)
-    features, weights = candidates.features[listed].double(), candidates.uncertainty[listed]
+    weights = candidates.uncertainty[listed]
+    centres, _ = _groups(candidates.features[listed], count, generator, weights)
+    chosen = _middles(candidates.features[listed], centres)
+    return listed[chosen[weights[chosen].argsort(descending=True, stable=True)]]
+
+
+def weighted_groups(candidates: Candidates, count: int, generator: torch.Generator) -> Tensor:
+    """All candidates in groups, weighted by uncertainty; of each group its middle (Prabhu et al. 2021)."""
+    weights = candidates.uncertainty
+    centres, _ = _groups(candidates.features, count, generator, weights)
+    chosen = _middles(candidates.features, centres)
+    return chosen[weights[chosen].argsort(descending=True, stable=True)]
+
+
+def typical_groups(candidates: Candidates, count: int, generator: torch.Generator) -> Tensor:
+    """All images in groups, one for each label there is and one for each asked for.
+
+    Of the largest groups without a label the middle, as Hacohen et al. 2022 have it: with few labels, what is
+    typical teaches more than what is doubtful.
+    """
+    L, N = len(candidates.labelled), len(candidates.features)
+    features = torch.cat([candidates.labelled, candidates.features])
+    centres, group = _groups(features, min(L + count, L + N), generator)
+    sizes = group[L:].bincount(minlength=len(centres))
+    has_label = torch.isin(torch.arange(len(centres)), group[:L])
+    order = (sizes - has_label * (L + N)).argsort(descending=True, stable=True)[:count]
+    return _middles(candidates.features, centres[order])
+
+
+def _groups(
+    features: Tensor, count: int, generator: torch.Generator, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Centres, (count, D), and the group of each image, (N,), by k-means."""
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     seed = int(torch.randint(2**31, (), generator=generator))
-    groups = KMeans(min(count, len(listed)), n_init=3, random_state=seed)
-    groups.fit(features.numpy(), sample_weight=weights.clamp_min(1e-12).numpy())
-    centres = torch.from_numpy(groups.cluster_centers_)
-    distances = torch.cdist(centres, features)
+    kmeans = KMeans(min(count, len(features)), n_init=1, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different images than groups
+        kmeans.fit(
+            features.double().numpy(),
+            sample_weight=None if weights is None else weights.clamp_min(1e-12).numpy(),
+        )
+    return torch.from_numpy(kmeans.cluster_centers_), torch.from_numpy(kmeans.labels_).long()
+
+
+def _middles(features: Tensor, centres: Tensor) -> Tensor:
+    """For each centre the nearest image that is not chosen yet."""
+    distances = torch.cdist(centres, features.double())
     chosen: list[int] = []
     for row in distances:
         row[chosen] = torch.inf
         chosen.append(int(row.argmin()))
-    picked = torch.tensor(chosen, dtype=torch.long)
-    return listed[picked[weights[picked].argsort(descending=True, stable=True)]]
+    return torch.tensor(chosen, dtype=torch.long)
 
 
 STRATEGIES: Mapping[str, Strategy] = {
@@ -148,6 +192,8 @@ STRATEGIES: Mapping[str, Strategy] = {
     "diversity": by_diversity,
     "uncertain and far": uncertain_and_far,
     "uncertain groups": uncertain_groups,
+    "weighted groups": weighted_groups,
+    "typical groups": typical_groups,
 }
 
 DEFAULT_STRATEGY = "uncertain groups"
@@ -165,3 +211,122 @@ def candidates_of(
     features, given = seen.features[len(labelled) :], seen.features[: len(labelled)]
     nodes = None if predictor.nodes is None else predictor.nodes.prototypes
     return Candidates.of(seen.logits[len(labelled) :], features, given, nodes), unlabelled
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """An image that a person should label."""
+
+    rank: int
+    """1 is the most wanted."""
+    index: int
+    """In the data set."""
+    path: str | None
+    """Own images: its file, relative to their folder."""
+    predicted: str
+    probability: float
+    second: str
+    """The second most probable class."""
+    second_probability: float
+    uncertainty: float
+    distance: float
+    reason: str
+    """`uncertain`, `unfamiliar` (far from every prototype) or `varied` (neither, but unlike the others)."""
+
+
+STANDS_OUT = 0.75
+"""An image is called uncertain or unfamiliar if it is so more than this share of all."""
+
+
+def suggest(
+    predictor: Predictor,
+    dataset: Dataset,
+    count: int,
+    *,
+    strategy: str = DEFAULT_STRATEGY,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> list[Suggestion]:
+    """The unlabelled images of a run that are most worth a label, the most wanted first.
+
+    Args:
+        predictor: The run.
+        dataset: The images it was trained on.
+        count: How many; fewer if there are fewer.
+        strategy: One of `STRATEGIES`.
+        seed: Of what is drawn; the same seed suggests the same images.
+        progress: Called on the way.
+    """
+    candidates, indices = candidates_of(predictor, dataset, progress)
+    generator = torch.Generator().manual_seed(seed)
+    chosen = STRATEGIES[strategy](candidates, min(count, len(indices)), generator)
+    uncertainty, distance = candidates.uncertainty, candidates.distance
+    names = predictor.class_names
+    suggestions = []
+    for rank, place in enumerate(chosen.tolist(), start=1):
+        (first, second), (likely, less) = (
+            part.tolist() for part in reversed(candidates.probs[place].topk(2))
+        )
+        index = int(indices[place])
+        more_sure = (uncertainty < uncertainty[place]).double().mean().item()
+        nearer = (distance < distance[place]).double().mean().item()
+        suggestions.append(
+            Suggestion(
+                rank=rank,
+                index=index,
+                path=None if dataset.paths is None else dataset.paths[index],
+                predicted=names[first],
+                probability=round(likely, 6),
+                second=names[second],
+                second_probability=round(less, 6),
+                uncertainty=round(uncertainty[place].item(), 6),
+                distance=round(distance[place].item(), 6),
+                reason=_reason(more_sure, nearer),
+            )
+        )
+    return suggestions
+
+
+def _reason(more_sure: float, nearer: float) -> str:
+    """From the shares of all candidates that are more sure, and that are nearer to a prototype."""
+    if max(more_sure, nearer) < STANDS_OUT:
+        return "varied"
+    return "uncertain" if more_sure >= nearer else "unfamiliar"
+
+
+COLUMNS = (
+    *("rank", "predicted", "probability", "second", "second_probability"),
+    *("uncertainty", "distance", "reason"),
+)
+
+
+def as_table(suggestions: Sequence[Suggestion], known: Mapping[str, str] | None = None) -> str:
+    """CSV with a row for each suggestion, then one for each label there is already.
+
+    Of own images the first columns are `path` and `label`. Labels of suggestions are left empty for
+    somebody to fill in; with the others below them the file holds all labels, and can be trained on.
+
+    Args:
+        suggestions: The rows to fill in.
+        known: Own images: file to label, of all images whose label the run knew; None for other data.
+    """
+    file = io.StringIO()
+    own = known is not None
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*(("path", "label") if own else ("index",)), *COLUMNS])
+    for suggestion in suggestions:
+        values = asdict(suggestion)
+        start = [suggestion.path, ""] if own else [suggestion.index]
+        writer.writerow([*start, *(values[name] for name in COLUMNS)])
+    for path, label in (known or {}).items():
+        writer.writerow([path, label, *("" for _ in COLUMNS)])
+    return file.getvalue()
+
+
+def known_labels(predictor: Predictor, dataset: Dataset) -> dict[str, str] | None:
+    """Own images: file to label, of all that the run knew, for training or for measuring; None for others."""
+    if dataset.paths is None:
+        return None
+    split = predictor.run.read_json("split.json")
+    indices = [i for part in ("labelled", "validation", "test") for i in split.get(part, [])]
+    return {dataset.paths[i]: predictor.class_names[int(dataset.classes[i])] for i in indices}
