@@ -274,3 +274,23 @@ def test_every_line_of_the_table_is_short() -> None:
 def test_a_speed_of_something_longer() -> None:
     assert Speed(1.0, 2.0, 3.0).times(2.0) == Speed(2.0, 4.0, 6.0)
     assert math.isfinite(Speed(1.0, 2.0, 3.0).times(0.5).step)
+
+
+def test_features_get_a_small_network_and_all_predictions() -> None:
+    facts = replace(SMALL, shape=(1280,))
+    config = folder("manifold_graph")
+    config = replace(config, data=replace(config.data, features="efficientnet_lite0"))
+    plan = choose(config, facts, minutes=10, control=True, speed_of=Machine(0.1))
+    assert (plan.config.backbone.name, plan.config.backbone.width) == ("mlp", 1.0)
+    assert (plan.config.method.comparison, plan.config.method.balance_weight) == ("pi_vat", 1.0)
+    assert plan.control is not None
+    assert plan.control.data == plan.config.data
+    values = {reason.what: reason for reason in reasons(plan, facts)}
+    assert values["features"].value == "efficientnet_lite0"
+    assert "images" not in values
+
+
+def test_what_could_be_installed_is_said() -> None:
+    facts = replace(PHOTOS, hint="install it")
+    first = reasons(made(facts, 1.0), facts)[0]
+    assert (first.what, first.value, first.why) == ("features", "none", "install it")

@@ -5,13 +5,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
+from manigraph.cli import train
 from manigraph.cli.main import main
 from manigraph.cli.reproduce import print_results
+from manigraph.errors import UserError
 from manigraph.experiments.grid import Result, ResultsFile
 from manigraph.experiments.tables import DIGITS_TABLES
 from tests.data.pictures import photo_folder, picture, write_files
@@ -50,6 +54,95 @@ def test_a_folder_is_checked_trained_on_and_evaluated(tmp_path: Path) -> None:
     assert "cat" in evaluated
     assert sorted((tmp_path / "my photos").rglob("*")) == before  # nothing is written there
     assert {path.name for path in tmp_path.iterdir()} == {"my photos", "cache", "montage.png", "runs"}
+
+
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Call]:
+    """A command in this process, which saves the seconds in which another one would start; its output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MANIGRAPH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    threads = torch.get_num_threads()
+
+    def call(*arguments: str) -> str:
+        capsys.readouterr()
+        assert main(arguments) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    yield call
+    torch.set_num_threads(threads)
+
+
+def test_the_choice_is_shown_and_kept_and_what_is_set_wins(tmp_path: Path, called: Call) -> None:
+    photo_folder(tmp_path / "photos", per_class=20, unlabelled=40)
+    output = called("train", "photos", *QUICK, "--minutes", "1")
+    run = tmp_path / "runs" / "photos-all-manifold_graph-seed0"
+    config, choices = (json.loads((run / f"{name}.json").read_text()) for name in ("config", "choices"))
+    shown = {line["what"]: (line["value"], line["why"]) for line in choices["choices"]}
+    assert shown["steps"] == ("4", "as you set it")
+    assert shown["network"] == ("small_cnn, width 0.1", "as you set it")
+    assert shown["batch"] == ("32 labelled + 8 not", "as you set it")
+    assert shown["images"] == ("12x10 colour", "as the files are")
+    assert shown["validation"] == ("8 of 40 labels", "a fifth, to measure the error on")
+    for what, (value, why) in shown.items():
+        assert re.search(rf"^{what} +{re.escape(value)} +{re.escape(why)}", output, re.MULTILINE)
+    assert (config["training"]["steps"], config["backbone"]["width"], config["data"]["validation"]) == (
+        4,
+        0.1,
+        8,
+    )
+    assert output.index("1 of 2, with unlabelled images") < output.index("2 of 2, the control")
+    verdict = json.loads((run / "verdict.json").read_text())
+    assert f"verdict: {verdict['sentence']}" in output
+    assert verdict["num_images"] == 8
+    assert verdict["outcome"] == "unclear"  # eight images are too few for anything
+    # The same command line goes on with a run, as with a recipe; here there is nothing left.
+    with pytest.raises(UserError, match="and its control are finished"):
+        train.run(["--resume", str(run), "photos", *QUICK])
+
+
+def test_a_control_can_be_left_away_and_be_had_with_a_recipe(tmp_path: Path, called: Call) -> None:
+    photo_folder(tmp_path / "photos", per_class=20, unlabelled=40)
+    alone = called("train", "photos", *QUICK, "--control", "False")
+    assert "verdict" not in alone
+    assert "validation error" in alone
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["photos-all-manifold_graph-seed0"]
+    recipe = ["train", "digits", "--algorithm", "pi_model", *QUICK[:4], "--runs", "digits"]
+    output = called(*recipe, "--control")
+    assert "verdict: " in output
+    assert sorted(path.name for path in (tmp_path / "digits").iterdir()) == [
+        "digits-20-pi_model-seed0", "digits-20-pi_model-seed0-control"
+    ]  # fmt: skip
+    plain = called(*recipe[:-1], "plain")
+    assert "verdict" not in plain
+    (run,) = (tmp_path / "plain").iterdir()
+    assert not (run / "choices.json").exists()
+    # Both have the weights of a run without any of this.
+    for name in ("config.json", "model.safetensors"):
+        first, second = (tmp_path / where / run.name / name for where in ("digits", "plain"))
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_recipe_gets_as_many_steps_as_fit_into_the_time(tmp_path: Path, called: Call) -> None:
+    arguments = ["train", "digits", "--algorithm", "supervised", "--backbone.width", "0.1"]
+    output = called(*arguments, "--minutes", "0.02")
+    assert re.search(r"^steps +\d+ +what fits into 0\.02 min", output, re.MULTILINE)
+    assert re.search(r"^control +none +this is supervised training itself", output, re.MULTILINE)
+    (run,) = (tmp_path / "runs").iterdir()
+    steps = json.loads((run / "config.json").read_text())["training"]["steps"]
+    assert 1 <= steps < 500
+
+
+def test_images_that_cannot_be_compared_on_get_no_control(tmp_path: Path, called: Call) -> None:
+    photo_folder(tmp_path / "photos", per_class=1, unlabelled=12, test=0)
+    output = called("train", "photos", *QUICK)
+    assert re.search(r"^control +none +no image can be held out to compare both on", output, re.MULTILINE)
+    assert "verdict" not in output
 
 
 def test_a_csv_of_labels_works_as_well(tmp_path: Path) -> None:
@@ -133,6 +226,8 @@ def test_warnings_are_shown_before_training_starts(tmp_path: Path) -> None:
         (["train", "digits", "--data.path", "x"], "data.path is for your own images"),
         (["train", "digits", "--data.split", "none.json"], "cannot read the split file 'none.json'"),
         (["train", "digits", "--training.select", "test"], "above 0 to select the best weights"),
+        (["train", "digits", "--minutes", "-1"], "--minutes must be a time from 0 on, got -1"),
+        (["train", "digits", "--minutes", "nan"], "--minutes must be a time from 0 on, got nan"),
     ],
 )
 def test_bad_input_gets_one_line(

@@ -1,5 +1,7 @@
 """A run with its control in real folders and processes: what is written, and going on after a stop."""
 
+import importlib.util
+import io
 import json
 import os
 import signal
@@ -13,13 +15,15 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+from PIL import Image
 
 from manigraph.build import load_dataset
 from manigraph.config import Config, DataConfig, from_dict
+from manigraph.data.encoders.efficientnet_lite import PACKAGE
 from manigraph.data.locations import Locations
 from manigraph.engine import resume, train
 from manigraph.errors import Interrupted, UserError
-from manigraph.pair.choice import choose_for
+from manigraph.pair.choice import choose_for, sets_features, shows_photographs
 from manigraph.pair.speed import facts_about, measured_speed
 from manigraph.pair.training import (
     CHOICES_FILE,
@@ -326,3 +330,100 @@ def test_a_killed_command_goes_on_with_the_control_and_the_verdict(
     assert again.stderr == (
         "manigraph: the run 'runs/run' and its control are finished: there is nothing to go on with\n"
     )
+
+
+# Pretrained features
+
+
+def photographs(root: Path, *, grey: bool = False, side: int = 70) -> Path:
+    names = [f"{c}/{i}.png" for c in ("cat", "dog") for i in range(5)]
+    names += [f"unlabelled/{i}.png" for i in range(6)]
+    for seed, name in enumerate(names):
+        image = Image.open(io.BytesIO(picture(seed, (side, side + 9))))
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (image.convert("L") if grey else image).save(path)
+    return root
+
+
+def test_photographs_are_told_by_size_and_colour(tmp_path: Path) -> None:
+    assert shows_photographs(photographs(tmp_path / "photos"))
+    assert not shows_photographs(photographs(tmp_path / "grey", grey=True))
+    assert not shows_photographs(photographs(tmp_path / "small", side=64))
+    write_files(tmp_path / "photos", [("cat/broken.png", b"no image")])
+    assert shows_photographs(tmp_path / "photos")
+    (tmp_path / "empty").mkdir()
+    assert not shows_photographs(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("data.features", True),
+        ("data.image_size", True),
+        ("backbone.name", True),
+        ("augmentation.flip", True),
+        ("backbone.width", False),
+        ("method.epsilon", False),
+    ],
+)
+def test_who_sets_something_for_pixels_gets_pixels(name: str, sets: bool) -> None:
+    assert sets_features({name, "seed"}) == sets
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec(PACKAGE) is None, reason="the extra `pretrained` is not installed"
+)
+def test_photographs_are_learned_from_features_where_these_can_be_had(tmp_path: Path) -> None:
+    root = photographs(tmp_path / "photos")
+    config = folder("manifold_graph")
+    config = replace(config, data=replace(config.data, path=str(root)))
+    locations = Locations(tmp_path, tmp_path / "cache")
+
+    def settle(config: Config[Any]) -> Config[Any]:
+        return replace(config, training=replace(config.training, steps=3))
+
+    order = choose_for(
+        config,
+        is_own=True,
+        minutes=1.0,
+        control=True,
+        given={"training.steps"},
+        settle=settle,
+        locations=locations,
+        execution=Execution(),
+        processes=Processes(choose_device("cpu")),
+    )
+    assert order.config.data.features == "efficientnet_lite0"
+    assert (order.config.backbone.name, order.reasons[0].what) == ("mlp", "features")
+    outcome = train_both(order, tmp_path / "runs", locations=locations)
+    assert outcome.verdict is not None
+    assert outcome.verdict.num_images == 3
+    assert outcome.control is not None
+    assert outcome.control.read_json("config.json")["data"]["features"] == "efficientnet_lite0"
+
+
+def test_without_the_extra_photographs_are_learned_from_pixels_and_the_way_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manigraph.pair.choice.PACKAGE", "a_package_that_nobody_has")
+    config = folder("manifold_graph")
+    config = replace(config, data=replace(config.data, path=str(photographs(tmp_path / "photos"))))
+
+    def settle(config: Config[Any]) -> Config[Any]:
+        backbone = replace(config.backbone, width=0.1)
+        return replace(config, training=replace(config.training, steps=2), backbone=backbone)
+
+    order = choose_for(
+        config,
+        is_own=True,
+        minutes=1.0,
+        control=False,
+        given={"training.steps", "backbone.width"},
+        settle=settle,
+        locations=Locations(tmp_path, tmp_path / "cache"),
+        execution=Execution(),
+        processes=Processes(choose_device("cpu")),
+    )
+    assert order.config.data.features == ""
+    assert "pip install 'manigraph[pretrained]'" in order.reasons[0].why
