@@ -123,6 +123,8 @@ class Result:
     labels: int
     digest: str
     """Of the settings."""
+    split: str
+    """Digest of the split, which all choices before went into."""
     validation_error: float
     """Per cent."""
     test_error: float
@@ -153,10 +155,11 @@ class Results:
                 raise UserError(f"'{path}' is not a results file: move it away or name another") from None
             self.all = {result.key: result for result in results}
 
-    def find(self, data: str, seed: int, number: int, strategy: str) -> Result | None:
-        """What was measured with today's settings."""
+    def find(self, data: str, seed: int, number: int, strategy: str, split: Split) -> Result | None:
+        """What was measured with today's settings, and with these labels."""
         result = self.all.get((data, seed, number, strategy))
-        return result if result is not None and result.digest == SCENARIOS[data].digest() else None
+        today = (SCENARIOS[data].digest(), split.digest)
+        return result if result is not None and (result.digest, result.split) == today else None
 
     def add(self, result: Result) -> None:
         """Keep a result; one line for each."""
@@ -184,7 +187,7 @@ def simulate(
     """Every run of one label draw that is not in `results` yet, as it is done."""
     scenario = SCENARIOS[data]
     start = split_dataset(scenario.round_config(seed).data, dataset, seed)
-    first = results.find(data, seed, 0, "")
+    first = results.find(data, seed, 0, "", start)
     if first is None or not set(strategies) <= set(first.wanted):
         first = _measured(data, "", seed, 0, start, tuple(STRATEGIES), dataset, threads)
         results.add(first)
@@ -193,7 +196,7 @@ def simulate(
         split, last = start, first
         for number in range(1, rounds + 1):
             split = with_labels(split, torch.tensor(last.wanted[strategy]))
-            known = results.find(data, seed, number, strategy)
+            known = results.find(data, seed, number, strategy, split)
             if known is None:
                 known = _measured(data, strategy, seed, number, split, (strategy,), dataset, threads)
                 results.add(known)
@@ -240,6 +243,7 @@ def _measured(
         round=number,
         labels=len(split.labelled),
         digest=scenario.digest(),
+        split=split.digest,
         validation_error=round(evaluations["validation"].error, 4),
         test_error=round(evaluations["test"].error, 4),
         wanted=wanted,
