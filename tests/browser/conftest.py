@@ -25,6 +25,8 @@ ARGUMENTS = [
 def browser() -> Iterator[Any]:
     """One browser for all tests."""
     if CHROMIUM is None:
+        if os.environ.get("MANIGRAPH_BROWSER") == "required":
+            pytest.fail("no Chromium is installed, and MANIGRAPH_BROWSER says that one is required")
         pytest.skip("no Chromium is installed: apt-get install chromium")
     from playwright.sync_api import sync_playwright
 
