@@ -146,11 +146,12 @@ def test_reasons_say_what_stands_out(run_of: Callable[[str], RunDirectory]) -> N
     dataset = load_dataset(predictor.trained.config.data)
     candidates, indices = candidates_of(predictor, dataset)
     places = {int(index): place for place, index in enumerate(indices)}
+    uncertainty, distance = candidates.uncertainty.tolist(), candidates.distance.tolist()
     seen = set()
     for s in suggest(predictor, dataset, 200, strategy="random"):
         place = places[s.index]
-        more_sure = sum(u < candidates.uncertainty[place] for u in candidates.uncertainty) / len(indices)
-        nearer = sum(d < candidates.distance[place] for d in candidates.distance) / len(indices)
+        more_sure = sum(u < uncertainty[place] for u in uncertainty) / len(indices)
+        nearer = sum(d < distance[place] for d in distance) / len(indices)
         expected = "varied"
         if max(more_sure, nearer) >= 0.75:
             expected = "uncertain" if more_sure >= nearer else "unfamiliar"
@@ -173,7 +174,7 @@ def test_without_a_graph_distance_is_to_labelled_images(tmp_path: Path) -> None:
 
 def test_nothing_left_to_label(tmp_path: Path) -> None:
     config = quick("supervised")
-    config = replace(config, data=replace(config.data, labels=1206, validation=91))
+    config = replace(config, data=replace(config.data, labels=1297, validation=0, stratify="proportional"))
     predictor = Predictor.load(train(config, tmp_path)[0].path)
     dataset = load_dataset(config.data)
     with pytest.raises(UserError, match="there is nothing left to label"):

@@ -11,6 +11,7 @@ each strategy asked for next, so that a simulation that was stopped goes on wher
 
 import hashlib
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -32,11 +33,13 @@ from manigraph.data.sources.base import Dataset
 from manigraph.data.split import Split, split_as_json
 from manigraph.engine import train
 from manigraph.errors import UserError
+from manigraph.experiments.grid import mean_and_spread
 from manigraph.inference.predictor import Predictor
 from manigraph.inference.suggest import DEFAULT_STRATEGY, STRATEGIES, candidates_of
 from manigraph.options import parse
 from manigraph.runs import machine, provenance, write_bytes, write_json
 from manigraph.training.execution import Execution
+from manigraph.training.selection import Part
 
 ROUNDS = 5
 REPORTED_SEEDS = (0, 1, 2)
@@ -253,6 +256,86 @@ def _measured(
     )
 
 
+# What the page says
+
+
+def errors(results: Results, data: str, strategy: str, seed: int, part: Part) -> list[float] | None:
+    """After each round, in per cent; None if not all rounds were measured."""
+    found = [results.all.get((data, seed, number, strategy)) for number in range(1, ROUNDS + 1)]
+    values = [getattr(result, f"{part}_error") for result in found if result is not None]
+    return values if len(values) == ROUNDS else None
+
+
+def reported_table(results: Results) -> str:
+    """Test errors after each round, mean ± spread over the reported seeds."""
+    blocks = []
+    for data, scenario in SCENARIOS.items():
+        labels = [scenario.labels * (number + 1) for number in range(ROUNDS + 1)]
+        lines = [
+            f"| {data} | {' | '.join(f'{count} labels' for count in labels)} | mean of the rounds |",
+            f"|---|{'---|' * (ROUNDS + 2)}",
+        ]
+        start = [results.all[data, seed, 0, ""].test_error for seed in REPORTED_SEEDS]
+        for strategy in REPORTED:
+            seeds = [_measured_errors(results, data, strategy, seed) for seed in REPORTED_SEEDS]
+            cells = [start, *zip(*seeds, strict=True), [statistics.fmean(rounds) for rounds in seeds]]
+            lines.append(f"| {strategy} | {' | '.join(_mean_and_spread(cell) for cell in cells)} |")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _measured_errors(results: Results, data: str, strategy: str, seed: int) -> list[float]:
+    found = errors(results, data, strategy, seed, "test")
+    if found is None:
+        raise UserError(f"{data}, seed {seed}, {strategy} is not measured yet: run the simulation to its end")
+    return found
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    return "{:.2f} ± {:.2f}".format(*mean_and_spread(values))
+
+
+def choice_table(results: Results) -> str:
+    """Mean validation error over the rounds, for each strategy, data set and seed of the choice."""
+    columns = [(data, seed) for data in SCENARIOS for seed in CHOICE_SEEDS]
+    ratios = choice_ratios(results)
+    lines = [
+        f"| strategy | {' | '.join(f'{data}, seed {seed}' for data, seed in columns)} | by random choice |",
+        f"|---|{'---|' * (len(columns) + 1)}",
+    ]
+    for strategy in STRATEGIES:
+        cells = []
+        for data, seed in columns:
+            found = errors(results, data, strategy, seed, "validation")
+            cells.append("–" if found is None else f"{statistics.fmean(found):.2f}")
+        ratio = f"{ratios[strategy]:.2f}" if strategy in ratios else "–"
+        lines.append(f"| {strategy} | {' | '.join(cells)} | {ratio} |")
+    return "\n".join(lines)
+
+
+def choice_ratios(results: Results) -> dict[str, float]:
+    """Strategy to its mean validation error by that of random choice with the same seeds, mean over data.
+
+    Of strategies that were measured on every data set.
+    """
+    ratios = {}
+    for strategy in STRATEGIES:
+        found = []
+        for data in SCENARIOS:
+            own_total = plain_total = 0.0
+            for seed in CHOICE_SEEDS:
+                own = errors(results, data, strategy, seed, "validation")
+                plain = errors(results, data, "random", seed, "validation")
+                if own is not None and plain is not None:
+                    own_total += sum(own)
+                    plain_total += sum(plain)
+            if plain_total:
+                found.append(own_total / plain_total)
+        if len(found) == len(SCENARIOS):
+            ratios[strategy] = statistics.fmean(found)
+    return ratios
+
+
 @dataclass(frozen=True)
 class SuggestExperiment:
     """Compare strategies to choose images for labelling, over rounds of training and labelling."""
@@ -268,6 +351,8 @@ class SuggestExperiment:
     """Results file; what it holds is not measured again."""
     threads: int = 1
     """Of torch."""
+    tables: bool = False
+    """Only print the tables of docs/suggest.md."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -275,8 +360,11 @@ def main(arguments: Sequence[str]) -> None:
     options: SuggestExperiment = parse(
         SuggestExperiment, arguments, program="python -m manigraph.experiments.suggest"
     )
-    torch.set_num_threads(options.threads)
     results = Results(options.results)
+    if options.tables:
+        print(reported_table(results), choice_table(results), sep="\n\n")
+        return
+    torch.set_num_threads(options.threads)
     datasets = {data: SCENARIOS[data].dataset() for data in options.data}
     for seed in options.seeds:
         usual = tuple(STRATEGIES) if seed in CHOICE_SEEDS else REPORTED
