@@ -5,6 +5,8 @@ import os
 # Two workers run the tests side by side, and each starts processes: with a thread for every core in each of
 # them, threads would wait for one another. Must come before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A map takes longer than most of the trainings here; tests of the report ask for it.
+os.environ.setdefault("MANIGRAPH_REPORT", "False")
 
 import torch
 from hypothesis import settings

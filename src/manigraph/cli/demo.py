@@ -5,6 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from manigraph.cli.report import write_report
+from manigraph.cli.train import wants_report
 from manigraph.options import parse
 
 ALGORITHMS = ("supervised", "pi_vat", "manifold_graph")
@@ -61,6 +63,9 @@ def run(arguments: list[str]) -> int:
     console.print("Run directories:")
     for algorithm, path in folders.items():
         console.print(f"  {titles[algorithm]:<16} {path}", highlight=False, soft_wrap=True)
+    if wants_report():
+        report = write_report(folders["manifold_graph"], say=False)
+        console.print(f"What Manifold Graph has learned: {report}", highlight=False, soft_wrap=True)
     return 0
 
 

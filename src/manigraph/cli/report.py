@@ -78,6 +78,30 @@ def _output(options: ReportOptions) -> Path:
     return output
 
 
+def write_report(path: Path, data_dir: Path | None = None, *, say: bool = True) -> Path:
+    """What a training ends with: the analysis of a run, and its page in the run directory.
+
+    Args:
+        path: The run directory.
+        data_dir: Folder of the data sets; by default as in the environment.
+        say: Print where the page is.
+    """
+    from manigraph.reports.facts import RunFacts
+    from manigraph.reports.html import render
+    from manigraph.runs import write_bytes
+
+    trouble = ""
+    try:
+        analyse(path, data_dir)
+    except UserError as error:  # without images to show there is still a page
+        trouble = f" (without a map: {error})"
+    output = path / "report.html"
+    write_bytes(output, render(page_of(RunFacts.read(path))).encode())
+    if say:
+        print(f"report: {output}{trouble}")
+    return output
+
+
 def analyse(path: Path, data_dir: Path | None = None) -> None:
     """Compute what a report shows of a run, from its weights and images."""
     from manigraph.cli.display import data_progress

@@ -17,6 +17,8 @@ from manigraph.experiments.engines import Engine, EngineName, LocalEngine, avail
 from manigraph.options import parse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from manigraph.experiments.grid import Cell, Failure, Result, ResultsFile
     from manigraph.experiments.tables import Column, Row, Table
 
@@ -126,6 +128,7 @@ def run(arguments: list[str]) -> int:
         failures += _measure(missing, cells, table, results, _runs(options), engine, console)
     if not options.first_steps:
         print_results(results, table)
+        _write_comparison(cells, _runs(options) / f"{options.table}.html")
     elif not failures:
         console.print(f"the first {options.first_steps} steps of {_number(len(cells), 'cell')} work")
     if failures:
@@ -134,6 +137,20 @@ def run(arguments: list[str]) -> int:
             f"again"
         )
     return 1 if failures else 0
+
+
+def _write_comparison(cells: "Mapping[Cell, Row]", output: Path) -> None:
+    """The report of all runs of the table that are on this machine."""
+    from manigraph.experiments.grid import run_of
+    from manigraph.reports.comparison import comparison_page
+    from manigraph.reports.facts import RunFacts
+    from manigraph.reports.html import render
+    from manigraph.runs import write_bytes
+
+    found = [run for cell in cells if (run := run_of(cell, output.parent)) is not None]
+    if found:
+        write_bytes(output, render(comparison_page([RunFacts.read(run.path) for run in found])).encode())
+        print(f"report of {_number(len(found), 'run')}: {output}")
 
 
 def _check(options: ReproduceOptions) -> None:

@@ -62,6 +62,11 @@ algorithms: {algorithms}
 ConfigT = TypeVar("ConfigT")
 
 
+def wants_report() -> bool:
+    """Whether a run writes its report unless told otherwise."""
+    return os.environ.get("MANIGRAPH_REPORT", "True") != "False"
+
+
 @dataclass(frozen=True)
 class TrainOptions(Generic[ConfigT]):
     """Train one method and write everything about it into a new run directory."""
@@ -79,6 +84,9 @@ class TrainOptions(Generic[ConfigT]):
     network depend. 0 leaves all as the recipe has it."""
     control: bool = False
     """Train a control from the labelled images alone too, and say whether the unlabelled ones helped."""
+    report: bool = field(default_factory=wants_report)
+    """Write report.html in the end, and what it shows of images and prototypes; MANIGRAPH_REPORT=False
+    changes the default."""
     data_dir: Path | None = None
     """Folder of the data sets; by default MANIGRAPH_DATA, else the user's cache folder."""
     file: Path | None = None
@@ -205,7 +213,17 @@ def _show(go: "Callable[..., Outcome]", options: "TrainOptions[Any]") -> int:
         return 0  # the first process says it
     if processes.is_first:
         _print_outcome(outcome)
+        if options.report:
+            _write_reports(outcome, options)
     return 0
+
+
+def _write_reports(outcome: "Outcome", options: "TrainOptions[Any]") -> None:
+    from manigraph.cli.report import write_report
+
+    for run in (outcome.control, outcome.run):
+        if run is not None:
+            write_report(run.path, options.data_dir, say=run is outcome.run)
 
 
 def _print_outcome(outcome: "Outcome") -> None:

@@ -203,16 +203,27 @@ def _trained(cell: Cell, runs: Path, execution: Execution) -> tuple[RunDirectory
     """The finished run of a cell, and whether all of it was trained just now."""
     from manigraph.engine import resume, train
 
-    name = f"{cell.config().run_name}-{cell.digest()[:8]}"
-    begun = _begun(runs, name)
+    begun = _begun(runs, _name(cell))
     if not begun:
-        run, _ = train(cell.config(), runs, name=name, execution=execution)
+        run, _ = train(cell.config(), runs, name=_name(cell), execution=execution)
         return run, True
     run = next((run for run in begun if run.status().state == "finished"), begun[-1])
     _wait_for_others(run)
     if run.status().state != "finished":
         resume(run.path, execution=execution)
     return run, False
+
+
+def run_of(cell: Cell, runs: Path) -> RunDirectory | None:
+    """The finished run of a cell in a folder of runs; None if there is none, or the cell is no run."""
+    if cell.algorithm in OUTSIDERS:
+        return None
+    begun = _begun(runs, _name(cell))
+    return next((run for run in begun if run.status().state == "finished"), None)
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.config().run_name}-{cell.digest()[:8]}"
 
 
 def _begun(runs: Path, name: str) -> list[RunDirectory]:
