@@ -8,7 +8,16 @@ import pytest
 
 from manigraph.catalogue import ALGORITHMS
 from manigraph.config import Config
-from manigraph.recipes.automatic import Facts, Plan, Speed, choose, control_of, fit_steps, held_out
+from manigraph.recipes.automatic import (
+    Facts,
+    Plan,
+    Speed,
+    average,
+    choose,
+    control_of,
+    fit_steps,
+    held_out,
+)
 from manigraph.recipes.reasons import AS_SET, reasons_for, reasons_for_steps
 from manigraph.recipes.small import folder
 
@@ -215,10 +224,8 @@ def test_the_control_differs_in_the_method_alone(algorithm: str) -> None:
     assert control.algorithm == "supervised"
     config = plan.config
     same = replace(control, algorithm=config.algorithm, method=config.method)
-    same = replace(same, training=replace(same.training, steps=config.training.steps))
-    if not ALGORITHMS.get(algorithm).keeps_average:
-        assert same == config
-    assert replace(same, training=config.training) == config
+    training = replace(same.training, steps=config.training.steps, ema_decay=config.training.ema_decay)
+    assert replace(same, training=training) == config
     # Predictions of both are those of an average of weights.
     assert control.training.ema_decay > 0 or control.training.swa_fraction > 0
 
@@ -294,3 +301,23 @@ def test_what_could_be_installed_is_said() -> None:
     facts = replace(PHOTOS, hint="install it")
     first = reasons(made(facts, 1.0), facts)[0]
     assert (first.what, first.value, first.why) == ("features", "none", "install it")
+
+
+def test_weights_are_averaged_over_the_end_of_the_run() -> None:
+    """After 200 steps nothing of the first weights may be left, which 0.99 would keep 13 % of."""
+    for minutes in (0.5, 2, 20):
+        plan = made(SMALL, 2.0, minutes=minutes)
+        assert plan.control is not None
+        for config in (plan.config, plan.control):
+            steps, decay = config.training.steps, config.training.ema_decay
+            assert decay <= 0.99
+            assert decay**steps < 1e-3
+    assert average(500) == pytest.approx(0.98)  # the recipe `digits`
+    assert average(1) == 0.5
+
+    def settle(config: Config[Any]) -> Config[Any]:
+        return replace(config, training=replace(config.training, ema_decay=0.7))
+
+    plan = made(SMALL, 2.0, given={"training.ema_decay"}, settle=settle)
+    assert plan.control is not None
+    assert plan.config.training.ema_decay == plan.control.training.ema_decay == 0.7

@@ -134,6 +134,8 @@ def test_a_short_run_is_told() -> None:
     short = replace(QUIET.config, training=replace(QUIET.config.training, steps=60))
     # 60 steps of 64 images, of 1000.
     assert "60 steps, in which each unlabelled image was seen 3.8 times" in seen(replace(QUIET, config=short))
+    # Few steps are few, however often they go through few images.
+    assert "was seen 38.4 times" in seen(replace(QUIET, config=short, unlabelled=100))
     many = replace(QUIET, unlabelled=100_000)
     assert "was seen 1.9 times" in seen(many)
 

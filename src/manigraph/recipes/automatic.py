@@ -52,8 +52,12 @@ EVEN_LABELS = 2.0
 PIXEL_EPSILON = 1 / 16
 """ε by the square root of the number of values of an image: 0.5 for 8×8 grey, 3.46 for 32×32 colour."""
 
-AVERAGE = 0.99
-"""Decay of the average of weights."""
+AVERAGED_SHARE = 0.1
+"""Of the steps, over which weights are averaged: 50 of 500, as in the recipe `digits`. With a fixed decay
+of 0.99, a seventh of the first, random weights would be in the average after 200 steps."""
+
+MOST_AVERAGED = 100
+"""Steps over which weights are averaged at most."""
 
 GRAPH: dict[str, Any] = {"prototypes_per_class": 5, "prototype_update": "shared", "warmup_fraction": 0.2}
 """For few labels and few steps, where the paper has 20 prototypes of a class from the start."""
@@ -175,7 +179,11 @@ def choose(
 
     chosen, speed = _largest(candidates, facts, has_time, speed_of)
     steps = chosen.training.steps if time.fixed else min(time.steps(speed), limit)
-    return _with_control(chosen, steps, speed, time, limit)
+    plan = _with_control(chosen, steps, speed, time, limit)
+    if "training.ema_decay" in given:
+        return plan
+    control_config = None if plan.control is None else _averaged_over_its_end(plan.control)
+    return replace(plan, config=_averaged_over_its_end(plan.config), control=control_config)
 
 
 def fit_steps(
@@ -200,8 +208,13 @@ def control_of(config: Config[Any], steps: int | None = None) -> Config[Any]:
     """The same run from the labelled images alone."""
     training = replace(config.training, steps=steps or config.training.steps)
     if ALGORITHMS.get(config.algorithm).keeps_average and training.ema_decay == 0:
-        training = replace(training, ema_decay=AVERAGE)  # the method's own average is gone
+        training = replace(training, ema_decay=average(training.steps))  # the method's own average is gone
     return replace(config, algorithm=CONTROL, method=method_config(CONTROL), training=training)
+
+
+def average(steps: int) -> float:
+    """Decay of the average of weights in a run of so many steps; 1 / (1 - decay) of them count."""
+    return 1 - 1 / max(min(AVERAGED_SHARE * steps, MOST_AVERAGED), 2)
 
 
 def can_be_compared(config: Config[Any], facts: Facts) -> bool:
@@ -234,6 +247,13 @@ def _with_control(config: Config[Any], steps: int, speed: Speed, time: _Time, li
     config = replace(config, training=replace(config.training, steps=steps))
     control = control_of(config, time.control_steps(steps, speed)) if time.control else None
     return Plan(config, control, speed, limit)
+
+
+def _averaged_over_its_end(config: Config[Any]) -> Config[Any]:
+    training = config.training
+    if training.ema_decay == 0:
+        return config
+    return replace(config, training=replace(training, ema_decay=average(training.steps)))
 
 
 def _candidates(config: Config[Any], facts: Facts, given: Collection[str]) -> list[Config[Any]]:
@@ -292,7 +312,9 @@ def _settings(
             backbone=BackboneConfig("small_cnn" if tiny else "cnn13" if side else "mlp", width=width),
             schedule=SuperConvergence(max_learning_rate=0.1),
             training=TrainingConfig(
-                steps=ENOUGH_STEPS, ema_decay=0.0 if keeps_average else AVERAGE, max_gradient_norm=3.0
+                steps=ENOUGH_STEPS,
+                ema_decay=0.0 if keeps_average else average(ENOUGH_STEPS),
+                max_gradient_norm=3.0,
             ),
         )
     )
