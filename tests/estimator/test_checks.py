@@ -15,9 +15,9 @@ UPDATES = 10
 """Enough to learn scikit-learn's blobs, which is what the checks ask for."""
 
 MINUS_ONE = {
-    "check_classifiers_classes": "its last part takes -1 and 1 for two classes, while -1 means unlabelled here "
-    "as in sklearn.semi_supervised, whose estimators the check excuses by their names; with unlabelled=None it "
-    "passes"
+    "check_classifiers_classes": "its last part takes -1 and 1 for classes, while -1 means unlabelled here "
+    "as in sklearn.semi_supervised, whose estimators the check excuses by their names; it passes with "
+    "unlabelled=None"
 }
 
 

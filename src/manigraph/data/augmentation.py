@@ -1,12 +1,13 @@
 """Random changes of whole batches, on the device the batch is on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manigraph.contract import NEUTRAL
 from manigraph.sharding import ALONE, Shard
 
 Padding = Literal["edge", "reflect"]
@@ -26,6 +27,8 @@ class AugmentationConfig:
     """Largest rotation in degrees, to either side."""
     scale: float = 0.0
     """Largest change of the sampling step, as a share: 0.1 shows the image at 91 to 111 %."""
+    neighbours: int = field(default=0, metadata=NEUTRAL)
+    """Vectors: a view lies on the way to one of so many nearest ones, up to half of it; 0 means no views."""
 
     def __post_init__(self) -> None:
         if min(self.translation, self.rotation) < 0 or not 0 <= self.scale < 1:
@@ -33,6 +36,8 @@ class AugmentationConfig:
                 f"translation and rotation must be at least 0 and scale from 0 to below 1, got "
                 f"{self.translation}, {self.rotation} and {self.scale}"
             )
+        if self.neighbours < 0:
+            raise ValueError(f"neighbours must be at least 0, got {self.neighbours}")
 
 
 def augment(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from manigraph.contract import Batch, DataRequest, ImageTable, ViewKind
 from manigraph.data.augmentation import AugmentationConfig, augment
+from manigraph.data.neighbours import Neighbours
 from manigraph.data.strong_augmentation import StrongAugmentationConfig, strongly_augment
 from manigraph.sharding import ALONE, Shard
 
@@ -96,6 +97,9 @@ class BatchStream(Iterator[Batch]):
         self._strong = StrongAugmentationConfig() if strong is None else strong
         self._generator = generator
         self._sorted_pool = unlabelled.sort().values
+        self._neighbours: Neighbours | None = None
+        if augmentation.neighbours and images.stored(labelled[:1]).ndim == 2:
+            self._neighbours = Neighbours(images, torch.cat([labelled, unlabelled]), augmentation.neighbours)
         self._streams = {"labelled": IndexStream(labelled, generator)}
         if request.unlabelled:
             self._streams["unlabelled"] = IndexStream(unlabelled, generator)
@@ -139,6 +143,8 @@ class BatchStream(Iterator[Batch]):
         if kind == "plain":
             return images.prepare(stored)
         if kind == "weak":
+            if self._neighbours is not None:
+                stored = self._neighbours.views(indices, stored, self._generator, self._shard)
             return images.prepare(augment(stored, augmentation, self._generator, self._shard))
         original = images.original(indices)
         if original.ndim == 2:  # vectors, in which 0 is the mean once they are prepared

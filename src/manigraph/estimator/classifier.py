@@ -71,7 +71,8 @@ class SemiSupervisedClassifier(
         dropout: Its dropout rate.
         image_size: Names of files: side in pixels to which images are resized and cropped.
         augmentation: How views of images are made: `translation` in pixels, `rotation` in degrees, `scale`,
-            and `flip`, which is off unless asked for, since letters and digits do not bear it.
+            and `flip`, which is off unless asked for, since letters and digits do not bear it; of vectors:
+            `neighbours`, towards one of which a view goes.
         max_iter: Number of updates; by default 50 passes over the data, at least 500 and at most 3,000.
         minutes: Make only as many updates as fit into this time, which is measured on a few of them. The
             result then depends on how fast the machine is at that moment.
@@ -255,7 +256,7 @@ class SemiSupervisedClassifier(
         if len(classes) < 2:
             hint = "" if self.unlabelled is None or not missing.any() else self._hint_at_unlabelled()
             raise UserError(
-                f"y holds only one class, {classes[0]!r}: give labels of at least two classes{hint}"
+                f"y holds only one class, {classes.tolist()[0]!r}: give labels of at least two classes{hint}"
             )
         if goes_on and classes.tolist() != self.classes_.tolist():
             raise UserError(
@@ -363,7 +364,12 @@ class SemiSupervisedClassifier(
     def _train_into_run(self, config: Config[Any], dataset: Dataset, execution: Execution) -> None:
         if self.minutes is not None:
             raise UserError("minutes and runs cannot be used together: set max_iter instead")
-        run, _ = engine.train(config, Path(self.runs), dataset=dataset, execution=execution)
+        try:
+            run, _ = engine.train(config, Path(self.runs), dataset=dataset, execution=execution)
+        except OSError as error:
+            raise UserError(
+                f"cannot write into '{self.runs}': {error.strerror or error}; name another folder for runs"
+            ) from error
         self.config_ = config
         self._weights = safetensors.torch.load_file(run.path / "model.safetensors")
         self._preprocessing = engine.load(run).preprocessing
@@ -406,7 +412,7 @@ class SemiSupervisedClassifier(
         return self._model
 
     def _built_model(self) -> nn.Module:
-        with torch.random.fork_rng():
+        with _one_at_a_time, torch.random.fork_rng():
             algorithm = build_algorithm(self.config_, self._format.shape, len(self.classes_))
         load_trained_state(algorithm, self._weights)
         model = algorithm.inference_model().eval().to(choose_device(self.device))

@@ -138,7 +138,15 @@ def _are_names(X: Any) -> bool:
 
 
 def _vectors(estimator: Any, X: Any, *, reset: bool) -> Tensor:
-    array = validate_data(estimator, X, reset=reset, dtype="numeric")
+    try:
+        array = validate_data(estimator, X, reset=reset, dtype="numeric")
+    except ValueError as error:
+        # scikit-learn goes on for a paragraph about its own estimators that take missing values.
+        if "contains NaN" in str(error):
+            raise UserError(
+                "Input X contains NaN: fill in what is missing, or leave those rows out"
+            ) from None
+        raise
     return stored_images(array)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,20 @@ def label_column(y: Any) -> npt.NDArray[Any]:
         raise UserError(
             "y should be a 1d array of labels, got None: give one label, or -1, for each row of X"
         )
+    if isinstance(y, (list, tuple)) and len({isinstance(label, str) for label in y}) == 2:
+        return _objects(y)  # NumPy would make text of all
     try:
         column: npt.NDArray[Any] = column_or_1d(y, warn=True)
     except ValueError as error:
-        # Lists that mix kinds of labels, such as None among numbers, are no array of their own accord.
         if not isinstance(y, (list, tuple)):
             raise UserError(f"{error}: give one label for each row of X") from None
-        column = np.empty(len(y), dtype=object)
-        column[:] = y
+        return _objects(y)  # tuples, say
+    return column
+
+
+def _objects(labels: Sequence[Any]) -> npt.NDArray[Any]:
+    column = np.empty(len(labels), dtype=object)
+    column[:] = labels
     return column
 
 
@@ -113,6 +120,4 @@ def _in_order(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
         ) from None
     with contextlib.suppress(TypeError):
         distinct.sort()
-    classes = np.empty(len(distinct), dtype=object)
-    classes[:] = distinct
-    return classes
+    return _objects(distinct)
