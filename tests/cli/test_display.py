@@ -556,3 +556,32 @@ def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
     )
     assert "4 steps in" in result.stdout
     assert "\x1b[" not in result.stdout
+
+
+def test_time_left_counts_what_comes_after_the_run() -> None:
+    alone, first = (
+        RunProgress("run", 100, estimate=estimate(seconds_per_step=1.0), later=t) for t in (0, 200)
+    )
+    assert alone.time_left() == "1 min 40 s left"
+    assert first.time_left() == "1 min 40 s left, 5 min in all"
+    for run in (alone, first):
+        run.add_record(record(100))
+    assert (alone.time_left(), first.time_left()) == ("0 s left", "0 s left, 3 min 20 s in all")
+
+
+def test_bars_of_reading_are_gone_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display_module, "can_be_drawn_over", lambda console: True)
+    shown = TrainingDisplay(Console(file=io.StringIO(), force_terminal=True, width=80))
+    shown.data("checking files", 1792, 1797)
+    assert len(shown._bars.tasks) == 1
+    shown.data.clear()
+    assert len(shown._bars.tasks) == 0
+    shown.data("checking files", 5, 10)
+    assert len(shown._bars.tasks) == 1
+
+
+def test_a_stage_is_said_and_stands_in_the_title() -> None:
+    output = io.StringIO()
+    shown = TrainingDisplay(Console(file=output, width=80))
+    shown.stage("1 of 2, with unlabelled images", 60.0)
+    assert "1 of 2, with unlabelled images\n" in output.getvalue()

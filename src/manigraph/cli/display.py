@@ -68,6 +68,12 @@ class DataProgress:
                 self._said[what] = quarter
                 self._console.print(Text(f"{what}: {done}/{total}"), soft_wrap=True)
 
+    def clear(self) -> None:
+        """Whatever was read is there now, also if the last of it was not told."""
+        for task in self._tasks.values():
+            self._progress.remove_task(task)
+        self._tasks.clear()
+
 
 @contextmanager
 def data_progress() -> Iterator[DataProgress]:
@@ -314,6 +320,7 @@ class TrainingDisplay:
     ) -> None:
         """A run begins, or goes on after `first_step`."""
         self.finish()
+        self.data.clear()
         steps = job.trainer.config.steps
         split = job.split
         images = (
