@@ -102,6 +102,33 @@ def test_of_each_group_of_uncertain_images_one_is_chosen() -> None:
     assert {index // 10 for index in STRATEGIES["uncertainty"](candidates, 2, seeded()).tolist()} == {0}
 
 
+def test_of_the_largest_groups_without_a_label_one_is_chosen() -> None:
+    """Groups of 5, 10 and 12 images; the one of 10 has a label."""
+    directions = torch.eye(3, dtype=torch.float64)
+    features = directions.repeat_interleave(torch.tensor([5, 10, 12]), dim=0) + 0.05 * normal(27, 3, seed=5)
+    candidates = Candidates.of(normal(27, C), features, directions[1:2], None)
+    chosen = STRATEGIES["typical groups"](candidates, 2, seeded()).tolist()
+    assert chosen[0] >= 15
+    assert chosen[1] < 5
+    own = candidates.features[15:].double()
+    centre = own.mean(dim=0)
+    distances = [math.dist(centre.tolist(), image.tolist()) for image in own]
+    assert chosen[0] == 15 + distances.index(min(distances))
+
+
+def test_groups_are_weighted_by_uncertainty() -> None:
+    """One group: its middle is the image nearest to the weighted mean of all."""
+    candidates = made_up()
+    weights = candidates.uncertainty.tolist()
+    mean = [
+        sum(w * float(image[d]) for w, image in zip(weights, candidates.features, strict=True)) / sum(weights)
+        for d in range(D)
+    ]
+    distances = [math.dist(mean, image.tolist()) for image in candidates.features]
+    expected = distances.index(min(distances))
+    assert STRATEGIES["weighted groups"](candidates, 1, seeded()).tolist() == [expected]
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("count", [1, 10, N])
 def test_every_strategy_chooses_as_many_as_asked_for(name: str, count: int) -> None:
