@@ -22,6 +22,7 @@ StrategyName = Literal[
     "uncertain_groups",
     "weighted_groups",
     "typical_groups",
+    "typical_and_uncertain",
     "uncertain_and_far",
     "uncertainty",
     "distance",
