@@ -269,6 +269,12 @@ def test_the_control_has_at_most_four_times_the_steps() -> None:
     assert plan.control.training.steps == 4 * plan.config.training.steps
 
 
+def test_the_control_never_has_fewer_steps_even_where_it_takes_longer_than_its_share() -> None:
+    plan = fit_steps(folder("pi_vat"), minutes=2, control=True, speed_of=lambda _: Speed(0.1, 0.1, 0.0))
+    assert plan.control is not None
+    assert plan.control.training.steps == plan.config.training.steps == 900
+
+
 def test_every_line_of_the_table_is_short() -> None:
     for facts in (SMALL, PHOTOS, replace(SMALL, shape=(1, 8, 8)), replace(SMALL, labels=(3, 400))):
         for seconds in (0.001, 1.0, 50.0):

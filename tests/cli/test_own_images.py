@@ -67,6 +67,7 @@ def called(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MANIGRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("MANIGRAPH_REPORT", "False")
     threads = torch.get_num_threads()
 
     def call(*arguments: str) -> str:

@@ -295,6 +295,7 @@ def test_a_killed_command_goes_on_with_the_control_and_the_verdict(
     place: Path, tmp_path: Path, background: list[subprocess.Popen[str]]
 ) -> None:
     environment = {**os.environ, "MANIGRAPH_CACHE": str(place / "cache"), "COLUMNS": "80"}
+    environment["MANIGRAPH_REPORT"] = "False"
     command = [sys.executable, "-m", "manigraph", "train"]
     options = ["--training.steps", "40", "--checkpoint_minutes", "1e-6", "--backbone.width", "0.25"]
     options += ["--algorithm", "pi_model", "--batch.labelled", "4", "--batch.unlabelled", "4"]
