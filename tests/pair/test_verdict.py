@@ -39,7 +39,7 @@ def test_fewer_errors_than_chance_allows_is_help() -> None:
 def test_more_errors_than_chance_allows_is_harm() -> None:
     verdict = judged(10, 20, 4, 166)
     assert verdict.outcome == "worse"
-    assert verdict.sentence == "the unlabelled images made it worse: the error rose from 7.0 % to 15.0 %"
+    assert verdict.sentence == "with the unlabelled images the error is higher: 15.0 % instead of 7.0 %"
 
 
 def test_what_chance_may_have_done_is_not_told_and_the_images_needed_are() -> None:
@@ -80,6 +80,7 @@ QUIET = Evidence(
     unlabelled=1000,
     findings=[],
     warnings=[],
+    consistency=[0.0, 0.0, 0.1, 0.3],
     pool=Pool([0.3, 0.3, 0.4], confidence=0.8, held_out_confidence=0.85, uncertainty=0.01),
     control_error=0.2,
 )
@@ -155,3 +156,9 @@ def test_balance_is_doubted_where_it_was_on_and_the_result_is_worse() -> None:
     balanced = replace(QUIET, config=replace(QUIET.config, method=method))
     assert "--method.balance_weight 0" in seen(balanced)
     assert "--method.balance_weight 0" not in seen(balanced, "unclear", 3.0)
+
+
+def test_images_from_which_nothing_was_learned_are_told() -> None:
+    text = seen(replace(QUIET, consistency=[0.2, 0.2, 0.0, 0.0]))
+    assert "hardly a prediction on unlabelled images was sure enough to learn from" in text
+    assert seen(replace(QUIET, consistency=[])) == ""

@@ -12,6 +12,9 @@ RELEVANT = (
 )  # fmt: skip
 """Findings of the look before training that may explain why unlabelled images do not help."""
 
+NOTHING = 0.01
+"""A consistency term below this, on average over the second half of a run, has taught nothing."""
+
 FEW_PASSES = 5
 """An unlabelled image that was seen less often has taught little."""
 
@@ -70,6 +73,8 @@ class Evidence:
     """Of check.json."""
     warnings: Sequence[str]
     """Of warnings.jsonl."""
+    consistency: Sequence[float]
+    """What was learned from unlabelled images, record by record; 1 for methods that have no such term."""
     pool: Pool | None
     control_error: float
 
@@ -85,6 +90,7 @@ def advice(evidence: Evidence, outcome: str, lacking: float) -> Iterator[Advice]
     if outcome == "helped":
         return
     yield from _collapse(evidence)
+    yield from _unused_images(evidence)
     yield from _crowded_class(evidence)
     yield from _strange_images(evidence)
     yield from _findings(evidence)
@@ -108,6 +114,15 @@ def _collapse(evidence: Evidence) -> Iterator[Advice]:
     for warning in evidence.warnings:
         seen, _, way_out = warning.partition(": ")
         yield Advice(seen, way_out or "see docs/training.md")
+
+
+def _unused_images(evidence: Evidence) -> Iterator[Advice]:
+    late = evidence.consistency[len(evidence.consistency) // 2 :]
+    if late and sum(late) / len(late) < NOTHING:
+        yield Advice(
+            "hardly a prediction on unlabelled images was sure enough to learn from: they only cost time",
+            "train longer: more --minutes; or a lower --method.threshold, 0.8",
+        )
 
 
 def _crowded_class(evidence: Evidence) -> Iterator[Advice]:

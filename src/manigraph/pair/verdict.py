@@ -85,7 +85,7 @@ class Verdict:
         if self.outcome == "helped":
             return f"the unlabelled images lowered the error from {theirs} to {ours}"
         if self.outcome == "worse":
-            return f"the unlabelled images made it worse: the error rose from {theirs} to {ours}"
+            return f"with the unlabelled images the error is higher: {ours} instead of {theirs}"
         seen = f"{ours} with them, {theirs} without"
         if self.with_unlabelled.error == self.control.error:
             seen = f"{ours} with and without them"
@@ -135,6 +135,7 @@ def compare(
         unlabelled=len(split["unlabelled"]),
         findings=run.read_json("check.json").get("findings", []),
         warnings=[line["warning"] for line in run.read_lines("warnings.jsonl")],
+        consistency=[line["terms"].get("consistency", 1.0) for line in run.read_lines("metrics.jsonl")],
         pool=_pool(trained, trained_control, dataset, pool, control_probs),
         control_error=control_wrong.double().mean().item(),
     )

@@ -58,7 +58,7 @@ def reasons_for_steps(
         )
     else:
         why = f"what fits into {share:.3g} min at {plan.speed.step:.2g} s a step"
-        if steps < ENOUGH_STEPS // 3:
+        if steps < ENOUGH_STEPS // 2:
             why += ": hardly enough, give more --minutes"
     lines = [Reason("steps", f"{steps:,}", why)]
     if control is not None:
