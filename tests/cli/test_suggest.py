@@ -98,21 +98,17 @@ def test_suggest_label_train_again(folder: Path, capsys: pytest.CaptureFixture[s
     assert sum(row["label"] == "dög" for row in next_rows) == 12 + 6 + 6
 
 
-def test_the_real_command_on_digits(tmp_path: Path) -> None:
-    def manigraph(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "manigraph", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-
-    trained = manigraph("train", "digits", *QUICK, "--name", "mine")
-    assert trained.returncode == 0, trained.stderr
-    for strategy in ((), ("--strategy", "uncertain_and_far")):
-        result = manigraph("suggest", "runs/mine", "--count", "4", *strategy)
-        assert result.returncode == 0, result.stderr
+def test_the_real_command_on_digits(folder: Path) -> None:
+    assert main(["train", "digits", *QUICK, "--name", "mine"]) == 0
+    command = [sys.executable, "-m", "manigraph", "suggest", "runs/mine", "--count", "4"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
     assert "cp " not in result.stdout
-    written = {path.name for path in (tmp_path / "runs/mine/suggestions").iterdir()}
+    assert main(["suggest", "runs/mine", "-n", "4", "--strategy", "uncertain_and_far"]) == 0
+    written = {path.name for path in (folder / "runs/mine/suggestions").iterdir()}
     assert written == {f"suggestions{n}.{kind}" for n in ("", "-2") for kind in ("csv", "png")}
-    rows = rows_of(tmp_path / "runs/mine/suggestions/suggestions.csv")
-    unlabelled = json.loads((tmp_path / "runs/mine/split.json").read_text())["unlabelled"]
+    rows = rows_of(folder / "runs/mine/suggestions/suggestions.csv")
+    unlabelled = json.loads((folder / "runs/mine/split.json").read_text())["unlabelled"]
     assert len(rows) == 4
     assert {int(row["index"]) for row in rows} <= set(unlabelled)
 

@@ -230,7 +230,7 @@ def test_the_table_can_be_filled_in(run_of: Callable[[str], RunDirectory]) -> No
     named = replace(dataset, paths=[f"a, {i}.png" for i in range(len(dataset.images))])
     known = known_labels(predictor, named)
     assert known is not None
-    split = {p: indices_of(predictor.run, p).tolist() for p in ("labelled", "validation", "test")}  # type: ignore[arg-type]
+    split = {p: indices_of(predictor.run, p).tolist() for p in ("labelled", "validation", "test")}
     assert known == {f"a, {i}.png": str(int(dataset.classes[i])) for part in split.values() for i in part}
     rows = list(csv.DictReader(io.StringIO(as_table(suggest(predictor, named, 3), known))))
     assert list(rows[0])[:2] == ["path", "label"]
