@@ -134,6 +134,8 @@ def test_no_folder_of_this_machine_is_named(exported: Path) -> None:
     for file in exported.iterdir():
         content = file.read_bytes()
         assert [place for place in here if place.encode() in content] == []
+    graph = onnx.load(exported / "model.onnx").graph
+    assert not any(part.metadata_props for part in (graph, *graph.node, *graph.input, *graph.output))
 
 
 # Every method, every kind of preprocessing
@@ -297,7 +299,9 @@ def test_the_example_needs_neither_torch_nor_manigraph_and_answers_the_same(
         turned = Image.Exif()
         turned[0x0112] = 6
         image.resize((70, 50)).save(tmp_path / "turned.jpg", exif=turned)
-        image.convert("LA").resize((20, 30)).save(tmp_path / "clear.png")
+        clear = image.convert("LA").resize((20, 30))
+        clear.putalpha(90)
+        clear.save(tmp_path / "clear.png")
     paths += [tmp_path / name for name in ("large.jpg", "turned.jpg", "clear.png")]
     (tmp_path / "sitecustomize.py").write_text(FORBID)
     result = subprocess.run(

@@ -2,6 +2,7 @@
 
 import io
 import os
+import time
 import tracemalloc
 import warnings
 from collections.abc import Iterator
@@ -199,12 +200,13 @@ def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
         paths = (tmp_path / "x.png" for _ in range(count))
         for batch in read_batches(paths, shape, batch_size=8, threads=2):
             seen += len(batch.paths)
+            time.sleep(0.02)  # the network is busy; threads could go ahead
         memory = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert seen == count
         return memory
 
-    few, many = peak(60), peak(600)
+    few, many = peak(40), peak(400)
     assert few > 8 * 200 * 200  # the images are seen by tracemalloc
     assert many < 1.3 * few
 

@@ -247,6 +247,8 @@ NASTY: tuple[str, ...] = (
     "con",
     "Cat",
     "cat",
+    "dog",
+    "DOG",
     "unsure",
     ".hidden",
     "x" * 300,
