@@ -116,17 +116,6 @@ def test_of_the_largest_groups_without_a_label_one_is_chosen() -> None:
     assert chosen[0] == 15 + distances.index(min(distances))
 
 
-def test_half_typical_half_uncertain_in_turns() -> None:
-    candidates = made_up()
-    chosen = STRATEGIES["typical and uncertain"](candidates, 7, seeded()).tolist()
-    generator = seeded()
-    assert chosen[::2] == STRATEGIES["typical groups"](candidates, 4, generator).tolist()
-    left = [i for i in range(N) if i not in chosen[::2]]
-    rest = replace(candidates, probs=candidates.probs[left], features=candidates.features[left])
-    uncertain = STRATEGIES["uncertain groups"](rest, 3, generator).tolist()
-    assert chosen[1::2] == [left[i] for i in uncertain]
-
-
 def test_groups_are_weighted_by_uncertainty() -> None:
     """One group: its middle is the image nearest to the weighted mean of all."""
     candidates = made_up()

@@ -22,7 +22,6 @@ StrategyName = Literal[
     "uncertain_groups",
     "weighted_groups",
     "typical_groups",
-    "typical_and_uncertain",
     "uncertain_and_far",
     "uncertainty",
     "distance",

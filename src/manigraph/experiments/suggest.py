@@ -44,7 +44,7 @@ from manigraph.training.selection import Part
 ROUNDS = 5
 REPORTED_SEEDS = (0, 1, 2)
 """Measured on test images."""
-CHOICE_SEEDS = (10, 11)
+CHOICE_SEEDS = (10,)
 """On whose validation images the default was chosen."""
 REPORTED = ("random", DEFAULT_STRATEGY)
 """What the reported seeds are measured with."""

@@ -13,7 +13,7 @@ import csv
 import io
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -157,21 +157,6 @@ def typical_groups(candidates: Candidates, count: int, generator: torch.Generato
     return _middles(candidates.features, centres[order])
 
 
-def typical_and_uncertain(candidates: Candidates, count: int, generator: torch.Generator) -> Tensor:
-    """One half by `typical_groups`, the other by `uncertain_groups` of what is left, in turns."""
-    typical = typical_groups(candidates, (count + 1) // 2, generator)
-    if count == 1:
-        return typical
-    left = torch.ones(len(candidates.probs), dtype=torch.bool)
-    left[typical] = False
-    others = left.nonzero().flatten()
-    rest = replace(candidates, probs=candidates.probs[others], features=candidates.features[others])
-    uncertain = others[uncertain_groups(rest, count // 2, generator)]
-    turns = torch.empty(count, dtype=torch.long)
-    turns[::2], turns[1::2] = typical, uncertain
-    return turns
-
-
 def _groups(
     features: Tensor, count: int, generator: torch.Generator, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -209,7 +194,6 @@ STRATEGIES: Mapping[str, Strategy] = {
     "uncertain groups": uncertain_groups,
     "weighted groups": weighted_groups,
     "typical groups": typical_groups,
-    "typical and uncertain": typical_and_uncertain,
 }
 
 DEFAULT_STRATEGY = "uncertain groups"
