@@ -202,6 +202,10 @@ def test_a_control_whose_run_is_gone_is_a_run_of_its_own(
     outcome = resume_both(tmp_path / "run-control", locations=locations)
     assert (outcome.run.path.name, outcome.verdict) == ("run-control", None)
     assert outcome.run.status().state == "finished"
+    # The next run of that name does not take it for its own.
+    another = train_both(order, tmp_path, name="run", locations=locations)
+    assert another.control is not None
+    assert (another.run.path.name, another.control.path.name) == ("run", "run-control-2")
 
 
 def test_a_plain_run_is_resumed_as_ever(order: Order, tmp_path: Path, locations: Locations) -> None:
