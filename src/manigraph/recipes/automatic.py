@@ -28,7 +28,8 @@ CONTROL_SHARE = 0.25
 
 MOST_CONTROL_STEPS = 4
 """Steps of the control for each step of the run, at most. With four times 500 steps, its error on
-Fashion-MNIST (400 labels) was 20.6 instead of 25.1 %: a shorter control would flatter the run. More was not tried."""
+Fashion-MNIST (400 labels) was 20.6 instead of 25.1 %: a shorter control would flatter the run. More was
+not tried."""
 
 TINY_SIDE = 16
 """Up to this size images go to the small CNN, which keeps positions."""
