@@ -1,7 +1,7 @@
 """How good the estimators are as they come, beside scikit-learn's LabelSpreading and labels alone.
 
 `python -m tests.estimator.measure results/estimator.json` writes the errors that `docs/estimator.md` shows.
-Nothing here is set: whatever the estimators use they have chosen themselves. LabelSpreading has 7 neighbours on
+Nothing here is set: whatever the estimators use, they choose. LabelSpreading has 7 neighbours on
 standardised vectors, otherwise its defaults.
 """
 

@@ -219,7 +219,7 @@ def test_other_images_than_those_of_fit(tmp_path: Path) -> None:
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_settings(settings: dict[str, Any], said: str) -> None:
-    assert said in refusal(X, Y, **settings)
+    assert said in refusal(X, Y, **{"algorithm": "manifold_graph", **settings})
 
 
 def test_training_that_blows_up_says_what_to_do() -> None:

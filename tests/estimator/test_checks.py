@@ -21,6 +21,9 @@ MINUS_ONE = {
 }
 
 
+QUICK: dict[str, Any] = {"max_iter": UPDATES, "unlabelled_batch": 32}
+
+
 def results(estimator: Any, expected: dict[str, str]) -> dict[str, str]:
     """Outcome of every check that did not pass."""
     with warnings.catch_warnings():
@@ -34,14 +37,14 @@ ARRAY_API = "check_array_api_input"
 
 
 def test_all_checks_pass_when_minus_one_is_a_class() -> None:
-    found = results(SemiSupervisedClassifier("pi_model", unlabelled=None, max_iter=UPDATES), {})
+    found = results(SemiSupervisedClassifier("pi_model", unlabelled=None, **QUICK), {})
     assert set(found) == {ARRAY_API}, found
     # It asks for SCIPY_ARRAY_API before SciPy is imported: see below.
     assert found[ARRAY_API].startswith("skipped: SCIPY_ARRAY_API is not set")
 
 
 def test_all_checks_pass_but_the_one_that_calls_minus_one_a_class() -> None:
-    found = results(ManifoldGraphClassifier(max_iter=UPDATES), MINUS_ONE)
+    found = results(ManifoldGraphClassifier(**QUICK), MINUS_ONE)
     assert set(found) == {ARRAY_API, *MINUS_ONE}, found
     assert found["check_classifiers_classes"].startswith("xfail: y holds only one class")
 
@@ -50,7 +53,7 @@ def test_the_check_that_needs_a_setting_of_scipy() -> None:
     script = (
         "from sklearn.utils.estimator_checks import check_array_api_input as check\n"
         "from manigraph import ManifoldGraphClassifier as Kind\n"
-        f"check('Kind', Kind(max_iter={UPDATES}), array_namespace='numpy', expect_only_array_outputs=False)"
+        "check('Kind', Kind(max_iter=2), array_namespace='numpy', expect_only_array_outputs=False)"
     )
     environment = {**os.environ, "SCIPY_ARRAY_API": "1"}
     command = [sys.executable, "-W", "ignore", "-c", script]
@@ -62,7 +65,7 @@ def test_the_check_that_needs_a_setting_of_scipy() -> None:
 def test_other_methods_are_fitted_again_to_the_same_and_pickled(algorithm: str) -> None:
     from sklearn.utils import estimator_checks as checks
 
-    estimator = SemiSupervisedClassifier(algorithm, max_iter=UPDATES)
+    estimator = SemiSupervisedClassifier(algorithm, **QUICK)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         checks.check_fit_idempotent(algorithm, estimator)
