@@ -24,6 +24,8 @@ class ExportOptions:
     directory."""
     images: tuple[str, ...] = ()
     """Image files or folders to compare on; by default the images that the run was tested on."""
+    tolerance: float = 1e-5
+    """How far a probability may be from the run's own; if one is farther, nothing is written."""
     data_dir: Path | None = None
     """Folder of the data sets; by default MANIGRAPH_DATA, else the user's cache folder."""
 
@@ -47,7 +49,7 @@ def run(arguments: list[str]) -> int:
             images = images_of_run(
                 predictor, locations=Locations.default(options.data_dir), progress=progress
             )
-    exported = export_run(predictor, output, images)
+    exported = export_run(predictor, output, images, tolerance=options.tolerance)
     sizes = ", ".join(str(size) for size in exported.shape)
     kind = "images" if len(exported.shape) == 3 else "vectors"
     print(f"{output}: {kind} (batch, {sizes}) to probabilities of {len(predictor.class_names)} classes")
