@@ -27,7 +27,7 @@ COMMANDS = {
     "report": "write a page about a run, or about several side by side",
     "watch": "show a run in the browser while it is being trained",
     "figures": "draw what a trained run has learned: its features and its graph",
-    "export": "write a trained run as ONNX and torch.export, to serve it anywhere",
+    "export": "write a trained run as ONNX and torch.export files",
     "demo": "compare methods on digits with 20 labels, in about three minutes",
     "reproduce": "measure a table of results: methods, labels, seeds",
     "data": "download data sets, show and clear what is stored",
