@@ -166,8 +166,10 @@ def _known_class(index: int | None, dataset: Dataset | str, predictor: Predictor
 def _answer_facts(predictor: Predictor, answers: Answers) -> dict[str, Any]:
     """Probabilities with and without the graph, and what is heard of each class."""
     names, C = predictor.class_names, len(predictor.class_names)
-    probs = answers.probabilities[0]
-    before = None if answers.logits_without_graph is None else answers.logits_without_graph[0].softmax(dim=0)
+    # In doubles: a float that is almost 1 would be called certain.
+    probs = answers.logits[0].double().softmax(dim=0)
+    raw = answers.logits_without_graph
+    before = None if raw is None else raw[0].double().softmax(dim=0)
     heard = None
     if answers.attention is not None:
         heard = torch.zeros(C).index_add(0, predictor.node_classes, answers.attention[0])
@@ -259,4 +261,4 @@ def _neighbours(
 
 
 def _number(value: Tensor) -> float:
-    return round(value.item(), 6)
+    return round(value.item(), 9)
