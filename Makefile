@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: help setup demo test lint format bench reproduce clean
+.PHONY: help setup demo test lint format docs bench reproduce clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,10 @@ lint: $(READY)  ## check style, types and import layers
 format: $(READY)  ## format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: $(READY)  ## build the API reference into build/reference
+	@$(BIN)/python -m pdoc -d google -o build/reference manigraph.functional manigraph.nn manigraph.estimator manigraph.engine \
+	  manigraph.inference.predictor manigraph.data.sources.arrays manigraph.config
 
 bench: $(READY)  ## measure how fast the methods train on this machine (an hour and a half)
 	@$(BIN)/manigraph bench --sections startup graph growth narrow native steps inference power end_to_end loop methods peak profile attention data memory compile \

@@ -17,9 +17,10 @@ from manigraph.cli.main import main
 from manigraph.cli.reproduce import ReproduceOptions, chosen_table, print_results
 from manigraph.errors import UserError
 from manigraph.experiments.grid import ResultsFile, measure
-from manigraph.experiments.paper import PAPER_TABLES, PUBLISHED, paper_table
+from manigraph.experiments.paper import PAPER_TABLES, paper_table
 from manigraph.experiments.tables import Column, Row, Table
 from manigraph.options import parse
+from manigraph.published import PUBLISHED
 from manigraph.runs import RunDirectory
 from tests.experiments.calls import ask_when, wait_until
 from tests.experiments.cells import measured

@@ -60,6 +60,10 @@ class RunDirectory:
     | `selection.json` | which weights count: the last, or the best on validation (or, marked so, on test) |
     | `predictions.safetensors` | index, class and logits of every test image |
     | `model.safetensors` | the weights |
+    | `choices.json` | own images: what was chosen for them, and why |
+    | `verdict.json` | whether the unlabelled images helped, against the control |
+    | `analysis.json`, `.safetensors` | what a report shows of images and prototypes |
+    | `report.html` | the report |
     | `checkpoints/` | all that is needed to go on, of the last two times it was written |
     | `resumes.jsonl` | one line for each time the run was taken up again: step, command, commit, machine |
     | `warnings.jsonl` | one line for each sign of trouble: step, what is seen and what to try |
