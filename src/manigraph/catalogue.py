@@ -146,7 +146,7 @@ ENCODERS: "Registry[EncoderFamily]" = Registry(
     {
         "efficientnet_lite0": Entry(
             "manigraph.data.encoders.efficientnet_lite:efficientnet_lite0",
-            "EfficientNet-Lite0, trained on ImageNet, 1,280 features; extra `pretrained`",
+            "EfficientNet-Lite0, trained on ImageNet; `:mirrored` looks twice; extra `pretrained`",
         ),
         "timm": Entry(
             "manigraph.data.encoders.timm:timm_network",

@@ -108,6 +108,15 @@ def test_a_grey_image_is_one_with_three_equal_channels(lite0: Encoder) -> None:
     assert torch.equal(lite0(grey), lite0(grey.expand(-1, 3, -1, -1)))
 
 
+def test_both_sides_of_an_image(lite0: Encoder) -> None:
+    """The mean of what it sees of an image and of its mirror image, which has the same features then."""
+    mirrored, images = encoder("efficientnet_lite0:mirrored"), some_images().images[:2]
+    expected = (lite0(images) + lite0(images.flip(3))) / 2
+    torch.testing.assert_close(mirrored(images), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mirrored(images.flip(3)), expected, rtol=1e-4, atol=1e-4)
+    assert mirrored.name == "efficientnet_lite0:mirrored"
+
+
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
@@ -267,7 +276,7 @@ def test_what_cannot_be_encoded(lite0: Encoder, tmp_path: Path, monkeypatch: pyt
         lite0(torch.zeros(1, 2, 16, 16, dtype=torch.uint8))
     with pytest.raises(UserError, match="unknown pretrained network 'efficientnet': did you mean"):
         encoder("efficientnet")
-    with pytest.raises(UserError, match="has no variants, got '3'"):
+    with pytest.raises(UserError, match="'efficientnet_lite0:3' is none: use efficientnet_lite0 or"):
         encoder("efficientnet_lite0:3")
     with pytest.raises(UserError, match="name a network of timm after the colon"):
         encoder("timm")

