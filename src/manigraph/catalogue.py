@@ -198,5 +198,13 @@ RECIPES: "Registry[Callable[[str], Config[Any]]]" = Registry(
             "manigraph.recipes.small:folder",
             "your own images with all their labels; what `manigraph train PATH` uses",
         ),
+        "cifar10_features": Entry(
+            "manigraph.recipes.features:cifar10_features",
+            "CIFAR-10 with 250 labels, the head on pretrained features; minutes on a CPU",
+        ),
+        "folder_features": Entry(
+            "manigraph.recipes.features:folder_features",
+            "your own photographs (--data.path), the head on pretrained features; minutes on a CPU",
+        ),
     },
 )

@@ -38,6 +38,8 @@ class ReproduceOptions:
             "cifar10-labels",
             "ablation",
             "small-tuning",
+            "features",
+            "features-tuning",
             "digits",
             "digits-methods",
             "digits-tuning",
@@ -46,9 +48,10 @@ class ReproduceOptions:
         tyro.conf.Positional,
     ]
     """The paper's: `main`, `svhn-labels` and `cifar10-labels` with fewer labels, `ablation`. `small-tuning`:
-    how the settings of the small scale were chosen, on validation images. On digits: `digits`, the paper's
-    methods with equal steps; `digits-methods`, all methods with equal network passes; `digits-tuning` and
-    `digits-choices`, how settings were chosen."""
+    how the settings of the small scale were chosen, on validation images. `features`: heads on the features
+    of a pretrained network; `features-tuning`: how their settings were chosen. On digits: `digits`, the
+    paper's methods with equal steps; `digits-methods`, all methods with equal network passes; `digits-tuning`
+    and `digits-choices`, how settings were chosen."""
     scale: Literal["paper", "small"] = "small"
     """Of the paper's tables: `paper` has its network and its 282,000 steps, for GPUs; `small` is for two CPU
     cores."""
@@ -218,6 +221,7 @@ def chosen_table(options: ReproduceOptions) -> "Table":
     """The table, with the columns, rows and seeds that are asked for."""
     from dataclasses import replace
 
+    from manigraph.experiments.features import FEATURE_TABLES
     from manigraph.experiments.paper import PAPER_TABLES, paper_table
     from manigraph.experiments.small import SMALL_TABLES
     from manigraph.experiments.tables import DIGITS_TABLES
@@ -225,7 +229,7 @@ def chosen_table(options: ReproduceOptions) -> "Table":
     if options.table in PAPER_TABLES:
         table = paper_table(options.table, options.scale)
     else:
-        table = {**DIGITS_TABLES, **SMALL_TABLES}[options.table]
+        table = {**DIGITS_TABLES, **SMALL_TABLES, **FEATURE_TABLES}[options.table]
     names = {name for row in table.rows for name in (row.algorithm, row.title)}
     for name in options.rows:
         if name not in names:
@@ -281,12 +285,13 @@ def _without_images(cells: "list[Cell]", console: Console) -> "list[Failure]":
     from manigraph.experiments.grid import Failure
 
     failures: list[Failure] = []
-    for name, data in {cell.config().data.name: cell.config().data for cell in cells}.items():
+    named = {(cell.config().data.name, cell.config().data.features): cell.config().data for cell in cells}
+    for name, data in named.items():
         try:
             with data_progress() as progress:
                 load_dataset(data, progress=progress)
         except UserError as error:
-            left_out = [cell for cell in cells if cell.config().data.name == name]
+            left_out = [c for c in cells if (c.config().data.name, c.config().data.features) == name]
             console.print(f"{_number(len(left_out), 'cell')} cannot be measured: {error}")
             failures += [Failure(cell, str(error)) for cell in left_out]
     return failures
