@@ -4,8 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-PUBLIC = ("manigraph.functional", "manigraph.nn", "manigraph.estimator", "manigraph.engine")
-PUBLIC += ("manigraph.inference.predictor", "manigraph.data.sources.arrays", "manigraph.config")
+PUBLIC = (
+    *("manigraph.functional", "manigraph.nn", "manigraph.estimator", "manigraph.engine"),
+    *("manigraph.inference.predictor", "manigraph.data.sources.arrays", "manigraph.config"),
+)
 
 
 def test_it_is_built_without_warnings(tmp_path: Path) -> None:
