@@ -104,6 +104,10 @@ BACKBONES: "Registry[type[Backbone]]" = Registry(
             "manigraph.nn.backbones.mlp:MLP",
             "two hidden layers, for feature vectors",
         ),
+        "leading": Entry(
+            "manigraph.nn.backbones.leading:Leading",
+            "no network, the first 512 entries at width 1; for embeddings with preprocessing.kind pca",
+        ),
         "head": Entry(
             "manigraph.nn.backbones.head:Head",
             "no network: ready-made embeddings are the features, the graph and the classifier learn",

@@ -126,7 +126,7 @@ def stored_preprocessing(run: RunDirectory, input_shape: tuple[int, ...]) -> Pre
     values = run.read_json("preprocessing.json")
     tensors: dict[str, Tensor] = {}
     try:
-        if values["kind"] == "zca":
+        if values["kind"] in ("zca", "pca"):
             size, name = math.prod(input_shape), "preprocessing.safetensors"
             if not (run.path / name).exists():
                 raise KeyError(name)
@@ -135,7 +135,8 @@ def stored_preprocessing(run: RunDirectory, input_shape: tuple[int, ...]) -> Pre
                 "matrix": torch.empty(size, size, device="meta"),
             }
             tensors = read_tensors(run, name, "whitening", wanted)
-            _positive(values["scale"])
+            if values["kind"] == "zca":
+                _positive(values["scale"])
         elif values["kind"] == "standardise":
             if not len(values["mean"]) == len(values["std"]) == input_shape[0]:
                 raise ValueError

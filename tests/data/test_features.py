@@ -20,8 +20,10 @@ from manigraph.data.encoders.base import Encoder
 from manigraph.data.encoders.efficientnet_lite import PACKAGE, WEIGHTS, pretrained_lite0
 from manigraph.data.features import as_bytes, encoder, with_features
 from manigraph.data.locations import Locations
+from manigraph.data.preprocessing import PreprocessingConfig, fit_preprocessing, preprocessing_from_state
 from manigraph.data.sources.base import Dataset
 from manigraph.errors import UserError
+from manigraph.nn.backbones.leading import Leading
 from manigraph.nn.efficientnet_lite import SamePadding
 from tests.data.pictures import photo_folder
 
@@ -304,3 +306,37 @@ def test_weights_that_are_none(
         UserError, match="does not hold the weights of EfficientNet-Lite0: install the package"
     ):
         encoder(LITE0)
+
+
+def test_principal_axes_keep_distances_and_come_in_order() -> None:
+    vectors = torch.randn(200, 5, generator=torch.Generator().manual_seed(0)).cumsum(dim=1)
+    fitted = fit_preprocessing(PreprocessingConfig(kind="pca"), vectors, torch.arange(150))
+    seen = vectors[:150].double()
+    standard = (vectors.double() - seen.mean(dim=0)) / seen.std(dim=0, correction=0)
+    turned = fitted(vectors).double()
+    torch.testing.assert_close(
+        torch.cdist(turned, turned), torch.cdist(standard, standard), rtol=1e-4, atol=1e-4
+    )
+    covariance = turned[:150].T @ turned[:150] / 150
+    variances = covariance.diagonal()
+    torch.testing.assert_close(covariance, variances.diag(), rtol=0, atol=1e-5)
+    assert variances.tolist() == sorted(variances.tolist(), reverse=True)
+    again = preprocessing_from_state(*fitted.state())
+    assert torch.equal(again(vectors), fitted(vectors))
+
+
+def test_principal_axes_are_for_vectors() -> None:
+    with pytest.raises(UserError, match=r"pca is for vectors of at most 5,000 values.* got \(3, 8, 8\)"):
+        fit_preprocessing(PreprocessingConfig(kind="pca"), torch.zeros(2, 3, 8, 8), torch.arange(2))
+
+
+def test_the_leading_entries_turned() -> None:
+    backbone = Leading((40,), width=1 / 64)
+    vectors = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    features = backbone(vectors)
+    assert features.shape == (6, backbone.feature_size) == (6, 8)
+    torch.testing.assert_close(torch.cdist(features, features), torch.cdist(vectors[:, :8], vectors[:, :8]))
+    assert not torch.allclose(features, vectors[:, :8])
+    assert not list(backbone.parameters())
+    assert "turn" in backbone.state_dict()
+    assert Leading((40,)).feature_size == 40  # no more than there are

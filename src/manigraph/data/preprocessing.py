@@ -21,9 +21,9 @@ CHUNK = 2048
 class PreprocessingConfig:
     """How pixels become network input."""
 
-    kind: Literal["standardise", "zca"] = "standardise"
+    kind: Literal["standardise", "zca", "pca"] = "standardise"
     """Mean 0 and deviation 1 for each channel, or whitening of all pixels together (as for CIFAR in the
-    paper)."""
+    paper), or, for vectors, the directions in which standardised ones vary most first (pca)."""
     mean: tuple[float, ...] = ()
     """Means of the channels for pixels from 0 to 1; by default measured on the training images."""
     std: tuple[float, ...] = ()
@@ -35,8 +35,8 @@ class PreprocessingConfig:
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
             raise ValueError(f"mean and std go together, got {len(self.mean)} and {len(self.std)} figures")
-        if self.mean and self.kind == "zca":
-            raise ValueError("mean and std are for kind standardise; zca measures its own")
+        if self.mean and self.kind != "standardise":
+            raise ValueError(f"mean and std are for kind standardise; {self.kind} measures its own")
         if any(value <= 0 for value in self.std) or self.zca_regulariser < 0:
             raise ValueError("std must be positive and zca_regulariser at least 0")
 
@@ -153,6 +153,41 @@ class ZCA:
         return {"kind": "zca", "scale": self.scale}, {"mean": self.mean, "matrix": self.matrix}
 
 
+@dataclass(frozen=True, eq=False)
+class PrincipalAxes:
+    """Vᵀ (x - mean) / std: standardised vectors turned so that their entries go from most to least varying.
+
+    Lengths and distances stay as they are, so the first entries are the best short form of the vectors
+    (the backbone `leading` takes them).
+    """
+
+    mean: Tensor
+    """(D,) float32."""
+    matrix: Tensor
+    """(D, D) float32: the principal axes of standardised vectors in its columns, each row divided by std."""
+    is_pixelwise = False
+
+    @classmethod
+    def fit(cls, vectors: Tensor, indices: Tensor | None = None) -> "PrincipalAxes":
+        """The axes of the training vectors; sums and eigenvectors in float64."""
+        mean, std = _moments(vectors, indices)
+        std = torch.where(std > 0, std, torch.ones_like(std))
+        products = torch.zeros(len(mean), len(mean), dtype=torch.double)
+        for chunk in _chunks(vectors, indices):
+            values = (chunk.double() - mean) / std
+            products.addmm_(values.T, values)
+        _, axes = torch.linalg.eigh(products)
+        # In the order in which it is stored, so that a run that is taken up again rounds as before.
+        return cls(mean.float(), (axes.flip(1) / std.unsqueeze(1)).float().contiguous())
+
+    def __call__(self, images: Tensor) -> Tensor:
+        centred = images.to(torch.float32, copy=True).sub_(self.mean.to(images.device))
+        return centred @ self.matrix.to(images.device)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {"kind": "pca"}, {"mean": self.mean, "matrix": self.matrix}
+
+
 def fit_preprocessing(config: PreprocessingConfig, images: Tensor, indices: Tensor) -> Preprocessing:
     """What `config` asks for, measured on the images at `indices` where it is not given."""
     if config.kind == "zca":
@@ -162,6 +197,13 @@ def fit_preprocessing(config: PreprocessingConfig, images: Tensor, indices: Tens
                 f"{images[0].numel():,}: choose a smaller data.image_size, or preprocessing.kind standardise"
             )
         return ZCA.fit(images, indices, regulariser=config.zca_regulariser)
+    if config.kind == "pca":
+        if images.ndim != 2 or images.shape[1] > MAX_WHITENED_SIZE:
+            raise UserError(
+                f"preprocessing.kind pca is for vectors of at most {MAX_WHITENED_SIZE:,} values, as those of "
+                f"data.features are, got {tuple(images.shape[1:])}: use preprocessing.kind standardise"
+            )
+        return PrincipalAxes.fit(images, indices)
     if not config.mean:
         return Standardise.fit(images, indices)
     if len(config.mean) != images.shape[1]:
@@ -179,6 +221,8 @@ def preprocessing_from_state(values: Mapping[str, Any], tensors: Mapping[str, Te
     """The opposite of `state`; KeyError or TypeError if something is missing."""
     if values["kind"] == "zca":
         return ZCA(tensors["mean"], tensors["matrix"], float(values["scale"]))
+    if values["kind"] == "pca":
+        return PrincipalAxes(tensors["mean"], tensors["matrix"])
     return Standardise(_figures(values["mean"]), _figures(values["std"]))
 
 

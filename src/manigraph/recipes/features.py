@@ -2,8 +2,9 @@
 
 Settings were chosen on validation images of CIFAR-10 with label draws 10 and 11, never on test images;
 `docs/features.md` says what was tried. Features are good from the first step, and a network that starts from
-scratch on top of them loses them where labels are few. So there is none: the linear layer, and the graph,
-work on the features themselves.
+scratch on top of them loses them where labels are few. So there is none: the linear layer works on
+the features themselves, and the graph, whose layers are as wide as they are, on the 512 directions in which
+they vary most.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from manigraph.catalogue import ALGORITHMS
 from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.batches import BatchConfig
+from manigraph.data.preprocessing import PreprocessingConfig
 from manigraph.recipes.parts import averaged, method_config
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
@@ -50,13 +52,16 @@ def folder_features(algorithm: str) -> Config[Any]:
 
 def on_features(algorithm: str, data: DataConfig) -> Config[Any]:
     """A method as it is best trained on the features of a pretrained network."""
+    graph = algorithm == "manifold_graph"
     return averaged(
         Config(
             algorithm=algorithm,
-            method=method_config(algorithm, **METHOD_SETTINGS),
+            # Leading directions make longer vectors than the entries of the paper's features.
+            method=method_config(algorithm, **METHOD_SETTINGS, **({"scale": 0.5} if graph else {})),
             data=data,
             batch=BatchConfig(labelled=64, unlabelled=192),
-            backbone=BackboneConfig(name="head"),
+            preprocessing=PreprocessingConfig(kind="pca" if graph else "standardise"),
+            backbone=BackboneConfig(name="leading" if graph else "head"),
             # Vectors are long (1,280 entries of deviation 1), and so is the gradient of a layer on them.
             schedule=SuperConvergence(max_learning_rate=0.01),
             training=TrainingConfig(
