@@ -29,13 +29,12 @@ def _tried(title: str, *options: str, algorithm: str = "pi_vat") -> Row:
 _MLP = ("--backbone.name", "mlp", "--schedule.max_learning_rate", "0.1")
 TUNING = (
     _tried("as in the recipe"),
-    _tried("as in the recipe", algorithm="manifold_graph"),
     _tried("rate 0.1", "--schedule.max_learning_rate", "0.1"),
     _tried("rate 0.003", "--schedule.max_learning_rate", "0.003"),
-    _tried("ε = 6, rate 0.1", "--method.epsilon", "6", "--schedule.max_learning_rate", "0.1"),
     _tried("dropout 0.5", "--backbone.dropout", "0.5"),
     _tried("an MLP, rate 0.1", *_MLP),
-    _tried("an MLP, rate 0.1", *_MLP, algorithm="manifold_graph"),
+    _tried("as in the recipe", algorithm="manifold_graph"),
+    _tried("256 directions", "--backbone.width", "0.5", algorithm="manifold_graph"),
 )
 
 FEATURE_TABLES = {
