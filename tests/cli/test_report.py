@@ -31,6 +31,33 @@ def test_a_training_can_do_without(tmp_path: Path) -> None:
     assert 'id="map"' in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_training_whose_report_fails_went_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> str:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("manigraph.reports.html.render", broken)
+    monkeypatch.setattr("manigraph.inference.analysis.analyse", broken)
+    options = ["--training.steps", "2", "--backbone.width", "0.25", "--report", "True"]
+    assert main(["train", "digits", "--runs", str(tmp_path), "--name", "run", *options]) == 0
+    said = capsys.readouterr()
+    assert "run directory" in said.out
+    assert said.err.count("the run is complete, its report is not: no space left") == 1
+
+
+def test_another_run_of_the_same_name_is_no_control(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "run")
+    make_run(tmp_path, "run-control", error=77.0)
+    assert main(["report", str(run), "--figures", "False"]) == 0
+    assert "labelled images alone" not in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_folder_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_run(tmp_path))
+    assert main(["report", ".", "--figures", "False"]) == 0
+
+
 def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path)
     assert main(["report", str(run), "--output", str(tmp_path / "page.html")]) == 0
@@ -42,6 +69,7 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_without_map_says_how_to_get_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path, with_analysis=False)
+    (run / "model.safetensors").touch()
     assert main(["report", str(run), "--figures", "False"]) == 0
     assert f"manigraph report {run} --analyse" in capsys.readouterr().out
 

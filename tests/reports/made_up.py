@@ -105,7 +105,6 @@ def analysis_arrays(
         "attention_by_class": rows.reshape(N, C, per_class).sum(axis=2),
         "attention_among": _rows(random.random((P, P))),
         "node_usage": np.linspace(0.01, 2, P).astype(np.float32) / P,
-        "node_strongest": np.full(P, 1 / P, dtype=np.float32),
         "node_twin": np.linspace(0.5, 1, P).astype(np.float32),
         "gallery_index": random.integers(0, 200, (P, 3)),
         "gallery_label": random.integers(-1, C, (P, 3)),

@@ -83,3 +83,39 @@ def test_curves_of_all_runs_lie_over_one_another(tmp_path: Path) -> None:
     loss = page["figures"]["overlaid"]["loss"]
     assert [line["name"] for line in loss] == ["vat-20-0", "vat-20-1", "pi_vat-20-0"]
     assert loss[0]["colour"] == loss[1]["colour"] != loss[2]["colour"]
+
+
+def test_the_same_seed_with_other_settings_is_another_row(tmp_path: Path) -> None:
+    runs = [
+        RunFacts.read(make_run(tmp_path, f"vat-{steps}", algorithm="vat", steps=steps, error=float(steps)))
+        for steps in (40, 60)
+    ]
+    page = comparison_page([*runs, runs[0]])
+    (table,) = page["tables"]
+    assert [row["method"] for row in table["rows"]] == ["VAT", "VAT, settings 2"]
+    assert cells(page, "VAT")[0]["seeds"] == 1  # the same run twice is one
+
+
+def test_a_method_that_is_worse_on_shared_seeds_is_not_the_best(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, {("pi_vat", 20): [30.0, 31.0, 32.5], ("vat", 20): [20.0, 21.0, 22.0]})
+    for seed in (7, 8, 9):
+        path = make_run(tmp_path, f"more-{seed}", algorithm="pi_vat", seed=seed, error=1.0)
+        runs.append(RunFacts.read(path))
+    page = comparison_page(runs)
+    assert cells(page, "Π-VAT")[0]["mean"] < cells(page, "VAT")[0]["mean"]
+    assert not cells(page, "Π-VAT")[0]["is_best"]
+
+
+def test_splits_that_differ_are_not_paired_though_seeds_agree(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, {("pi_vat", 20): [10.0, 12.0, 11.0], ("vat", 20): [20.0, 22.1, 21.0]})
+    for run in runs[:3]:
+        (run.run.path / "split.json").write_text('{"digest": "another"}')
+    again = [RunFacts.read(run.run.path) for run in runs]
+    assert not cells(comparison_page(again), "Π-VAT")[0]["is_best"]
+
+
+def test_intervals_are_wilsons(tmp_path: Path) -> None:
+    (run,) = runs_of(tmp_path, {("vat", 20): [50.0]})
+    row = comparison_page([run])["runs"][0]
+    assert 37 < row["low"] < 38  # 30 of 60
+    assert 62 < row["high"] < 63

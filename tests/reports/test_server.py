@@ -136,6 +136,12 @@ def test_a_run_that_cannot_be_read_is_said() -> None:
         assert b"there is no run directory" in body
 
 
+def test_a_port_that_does_not_exist_is_one_sentence() -> None:
+    source = Source()
+    with pytest.raises(UserError, match="cannot listen"):
+        PageServer("127.0.0.1", 99_999, source.page, source.state)
+
+
 def test_a_taken_port_is_one_sentence() -> None:
     source = Source()
     with (

@@ -65,7 +65,8 @@ def run(arguments: list[str]) -> int:
         console.print(f"  {titles[algorithm]:<16} {path}", highlight=False, soft_wrap=True)
     if wants_report():
         report = write_report(folders["manifold_graph"], say=False)
-        console.print(f"What Manifold Graph has learned: {report}", highlight=False, soft_wrap=True)
+        if report is not None:
+            console.print(f"What Manifold Graph has learned: {report}", highlight=False, soft_wrap=True)
     return 0
 
 

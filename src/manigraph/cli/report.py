@@ -1,12 +1,14 @@
 """`manigraph report RUN [RUN…]`."""
 
+import glob
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from manigraph.errors import UserError
+from manigraph.errors import UserError, shown
 from manigraph.options import parse
 
 if TYPE_CHECKING:
@@ -60,8 +62,9 @@ def run(arguments: list[str]) -> int:
         from manigraph.reports.figures import write_figures
 
         drawn = write_figures(facts[0], page, output.parent / "figures")
-        print(f"figures: {output.parent / 'figures'} ({', '.join(path.stem for path in drawn[::2])})")
-    if len(facts) == 1 and not facts[0].arrays:
+        if drawn:
+            print(f"figures: {output.parent / 'figures'} ({', '.join(path.stem for path in drawn[::2])})")
+    if len(facts) == 1 and not facts[0].arrays and (options.runs[0] / "model.safetensors").is_file():
         print(f"there is no map: `manigraph report {options.runs[0]} --analyse` computes it from the weights")
     return 0
 
@@ -78,28 +81,43 @@ def _output(options: ReportOptions) -> Path:
     return output
 
 
-def write_report(path: Path, data_dir: Path | None = None, *, say: bool = True) -> Path:
+def write_report(path: Path, data_dir: Path | None = None, *, say: bool = True) -> Path | None:
     """What a training ends with: the analysis of a run, and its page in the run directory.
 
     Args:
         path: The run directory.
         data_dir: Folder of the data sets; by default as in the environment.
         say: Print where the page is.
+
+    Returns:
+        The page; None, with a sentence on standard error, if there is none: the training went well, whatever
+        becomes of its report.
     """
     from manigraph.reports.facts import RunFacts
     from manigraph.reports.html import render
     from manigraph.runs import write_bytes
 
-    trouble = ""
+    trouble, output = "", path / "report.html"
     try:
         analyse(path, data_dir)
-    except UserError as error:  # without images to show there is still a page
-        trouble = f" (without a map: {error})"
-    output = path / "report.html"
-    write_bytes(output, render(page_of(RunFacts.read(path))).encode())
-    if say:
+    except Exception as error:  # there is still a page
+        trouble = f" (without a map: {_one_line(error)})"
+    try:
+        write_bytes(output, render(page_of(RunFacts.read(path))).encode())
+    except Exception as error:
+        print(
+            f"manigraph: the run is complete, its report is not: {_one_line(error)}; `manigraph report "
+            f"{shown(str(path))}` tries again",
+            file=sys.stderr,
+        )
+        return None
+    if say or trouble:
         print(f"report: {output}{trouble}")
     return output
+
+
+def _one_line(error: Exception) -> str:
+    return shown(" ".join(str(error).split()) or type(error).__name__)
 
 
 def analyse(path: Path, data_dir: Path | None = None) -> None:
@@ -115,12 +133,25 @@ def analyse(path: Path, data_dir: Path | None = None) -> None:
 
 def page_of(facts: "RunFacts") -> "dict[str, object]":
     """What the page of one run shows, beside its control and the paper."""
-    from manigraph.reports.facts import RunFacts
     from manigraph.reports.run_report import run_page
 
-    beside = facts.run.path.with_name(f"{facts.name}-control")
-    control = RunFacts.read(beside) if (beside / "config.json").is_file() else None
-    return run_page(facts, paper=_in_the_paper(facts), control=control)
+    return run_page(facts, paper=_in_the_paper(facts), control=_control_of(facts))
+
+
+def _control_of(facts: "RunFacts") -> "RunFacts | None":
+    """The run that was trained from the labels alone to compare this one with."""
+    from manigraph.reports.facts import RunFacts
+    from manigraph.runs import RunDirectory
+
+    here = facts.run.path.resolve()
+    for path in sorted(here.parent.glob(f"{glob.escape(here.name)}-control*")):
+        try:
+            choices = RunDirectory.open(path).read_json("choices.json")
+            if choices.get("control_of", {}).get("id") == facts.run.id:
+                return RunFacts.read(path)
+        except (UserError, AttributeError):
+            continue  # not one of ours, or damaged: this run's page is about this run
+    return None
 
 
 def _in_the_paper(facts: "RunFacts") -> "PaperFigure | None":
@@ -128,7 +159,8 @@ def _in_the_paper(facts: "RunFacts") -> "PaperFigure | None":
     from manigraph.published import printed_error
     from manigraph.reports.run_report import PaperFigure
 
-    if facts.config.get("data", {}).get("path"):
+    data = facts.config.get("data", {})
+    if data.get("path") or data.get("features"):
         return None
     found = printed_error(facts.dataset, facts.num_labelled, facts.algorithm)
     return None if found is None else PaperFigure(*found)

@@ -1,6 +1,7 @@
 """`manigraph reproduce TABLE`: measure a table of results, continuing where it stopped."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -151,8 +152,13 @@ def _write_comparison(cells: "Mapping[Cell, Row]", output: Path) -> None:
     from manigraph.runs import write_bytes
 
     found = [run for cell in cells if (run := run_of(cell, output.parent)) is not None]
-    if found:
+    if not found:
+        return
+    try:
         write_bytes(output, render(comparison_page([RunFacts.read(run.path) for run in found])).encode())
+    except Exception as error:  # the table is measured, whatever becomes of its page
+        print(f"manigraph: there is no report of the runs: {' '.join(str(error).split())}", file=sys.stderr)
+    else:
         print(f"report of {_number(len(found), 'run')}: {output}")
 
 

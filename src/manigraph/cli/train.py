@@ -221,7 +221,7 @@ def _show(go: "Callable[..., Outcome]", options: "TrainOptions[Any]") -> int:
 def _write_reports(outcome: "Outcome", options: "TrainOptions[Any]") -> None:
     from manigraph.cli.report import write_report
 
-    for run in (outcome.control, outcome.run):
+    for run in (outcome.run, outcome.control):
         if run is not None:
             write_report(run.path, options.data_dir, say=run is outcome.run)
 

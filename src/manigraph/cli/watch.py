@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -51,8 +51,9 @@ def run(arguments: list[str]) -> int:
     def page() -> str:
         return render(page_of(RunFacts.read(path)), watch=True)
 
-    def state() -> list[tuple[int, int] | None]:
-        return [_stamp(path / name) for name in SEEN]
+    def state() -> list[Any]:
+        # A killed run says nothing: that it is no longer held does.
+        return [RunDirectory(path).status().state, *(_stamp(path / name) for name in SEEN)]
 
     with PageServer(options.host, options.port, page, state) as server:
         print(f"watching {path} at {server.address} (Ctrl-C ends it)", flush=True)

@@ -11,7 +11,7 @@
 | `attention_rows`, `attention` | some of the N images, by class, and their rows of the graph, (R, P) |
 | `attention_by_class` | (N, C): the sums of all rows over the nodes of each class |
 | `attention_among` | (P, P): the rows of the nodes among one another |
-| `node_usage`, `node_strongest` | mean weight of each node, and share of images that hear most of it |
+| `node_usage` | mean weight of each node |
 | `node_twin` | the largest cosine of each node with another of its class |
 | `gallery_index`, `_label`, `_similarity`, `_thumbnails` | of each node the nearest training images, (P, M) |
 """
@@ -151,14 +151,12 @@ def _gallery(
     indices, labels = _training_images(run, dataset)
     C, P = len(predictor.class_names), len(graph.classes)
     similarity, usage = torch.empty(len(indices), P), torch.zeros(P, dtype=torch.double)
-    strongest = torch.zeros(P, dtype=torch.long)
     for start in range(0, len(indices), BATCH):
         part = slice(start, start + BATCH)
         answers = predictor(dataset.images.index_select(0, indices[part]))
         assert answers.attention is not None
         similarity[part] = cosine_similarity(answers.features, graph.prototypes)
         usage += answers.attention.sum(dim=0)
-        strongest += torch.bincount(answers.attention.argmax(dim=1), minlength=P)
         progress("looking at training images", min(start + BATCH, len(indices)), len(indices))
     best, nearest = similarity.topk(min(NEAREST, len(indices)), dim=0)  # (M, P)
     grouped = graph.prototypes.unflatten(0, (C, -1))
@@ -169,7 +167,6 @@ def _gallery(
         "gallery_label": labels[nearest.T],
         "gallery_similarity": best.T,
         "node_usage": (usage / len(indices)).float(),
-        "node_strongest": strongest / len(indices),
         "node_twin": alike.amax(dim=2).flatten(),
     }
     if len(dataset.input_shape) == 3:
@@ -190,6 +187,11 @@ def _training_images(run: RunDirectory, dataset: Dataset) -> tuple[Tensor, Tenso
 
 def thumbnails(images: Tensor, white: float) -> Tensor:
     """(N, channels, height, width) bytes with white at 255, no side longer than `THUMBNAIL_SIDE`."""
+    # A few at a time: as floats, many photographs would not fit into memory.
+    return torch.cat([_small(chunk, white) for chunk in images.split(BATCH)])
+
+
+def _small(images: Tensor, white: float) -> Tensor:
     height, width = images.shape[2:]
     factor = -(-max(height, width) // THUMBNAIL_SIDE)
     bright = (images.float() * (255 / white)).clamp(0, 255)

@@ -21,6 +21,8 @@ def map_of(points: Array) -> Array:
         raise UserError("maps are made by openTSNE, which is not installed: pip install openTSNE") from None
     if len(points) < 4:
         raise UserError(f"a map needs at least 4 points, got {len(points)}")
+    if not np.isfinite(points).all() or np.ptp(points, axis=0).max() < 1e-12:
+        raise UserError("there is no map of features that are not finite, or all alike")
     method = TSNE(
         perplexity=min(PERPLEXITY, (len(points) - 1) / 3),
         metric=METRIC,

@@ -1,5 +1,6 @@
 """Everything the page of several runs shows, as plain values."""
 
+import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -28,11 +29,14 @@ Group = dict[tuple[str, int], list[RunFacts]]
 
 def comparison_page(runs: Sequence[RunFacts]) -> dict[str, Any]:
     """What the template of several runs is given."""
-    methods = list(dict.fromkeys(run.algorithm for run in runs))
+    titles = _titles(runs)
+    methods = list(dict.fromkeys(titles.values()))
     colours = {method: SERIES[number % len(SERIES)] for number, method in enumerate(methods)}
     datasets = list(dict.fromkeys(run.dataset for run in runs))
     part = "test" if any(run.final_error("test") for run in runs) else "validation"
-    tables = [_table(dataset, [run for run in runs if run.dataset == dataset], part) for dataset in datasets]
+    tables = [
+        _table(dataset, [run for run in runs if run.dataset == dataset], titles, part) for dataset in datasets
+    ]
     shown = [table for table in tables if table["rows"]]
     lines = [line for table in shown for line in _by_labels(table, colours, several=len(shown) > 1)]
     labels = sorted({labels for table in shown for labels in table["labels"]})
@@ -40,7 +44,8 @@ def comparison_page(runs: Sequence[RunFacts]) -> dict[str, Any]:
         "kind": "comparison",
         "title": f"{len(runs)} runs on {', '.join(datasets)}",
         "name": f"{len(runs)} runs",
-        "runs": [_row(run, part) for run in runs],
+        "part": part,
+        "runs": [_row(run, titles[id(run)], part) for run in runs],
         "unfinished": [run.name for run in runs if run.final_error(part) is None],
         "tables": shown,
         "figures": {
@@ -48,16 +53,36 @@ def comparison_page(runs: Sequence[RunFacts]) -> dict[str, Any]:
             "colours": [],
             "by_labels": lines if len(labels) > 1 else [],
             "label_ticks": labels,
-            "overlaid": _overlaid(runs, colours),
+            "overlaid": _overlaid(runs, titles, colours),
         },
     }
 
 
-def _row(run: RunFacts, part: str) -> dict[str, Any]:
+def _titles(runs: Sequence[RunFacts]) -> dict[int, str]:
+    """What the rows are called: runs of a method that differ in more than seed and labels are several rows."""
+    seen: dict[str, list[str]] = {}
+    titles = {}
+    for run in runs:
+        settings, variants = _settings(run), seen.setdefault(run.algorithm, [])
+        if settings not in variants:
+            variants.append(settings)
+        number = variants.index(settings)
+        titles[id(run)] = run.algorithm if number == 0 else f"{run.algorithm}, settings {number + 1}"
+    return titles
+
+
+def _settings(run: RunFacts) -> str:
+    """All that decides a run but its seed and its labels."""
+    left_out = ("labels", "split")
+    data = {name: value for name, value in run.config.get("data", {}).items() if name not in left_out}
+    return json.dumps({**run.config, "seed": None, "data": data}, sort_keys=True)
+
+
+def _row(run: RunFacts, method: str, part: str) -> dict[str, Any]:
     error = run.final_error(part)
     return {
         "name": run.name,
-        "method": run.algorithm,
+        "method": method,
         "dataset": run.dataset,
         "labels": run.num_labelled,
         "seed": run.seed,
@@ -68,11 +93,13 @@ def _row(run: RunFacts, part: str) -> dict[str, Any]:
     }
 
 
-def _table(dataset: str, runs: Sequence[RunFacts], part: str) -> dict[str, Any]:
+def _table(dataset: str, runs: Sequence[RunFacts], titles: dict[int, str], part: str) -> dict[str, Any]:
     groups: Group = {}
     for run in runs:
         if run.final_error(part) is not None and run.num_labelled is not None:
-            groups.setdefault((run.algorithm, run.num_labelled), []).append(run)
+            group = groups.setdefault((titles[id(run)], run.num_labelled), [])
+            if all((run.seed, run.split_digest) != (other.seed, other.split_digest) for other in group):
+                group.append(run)  # the same run again is no other seed
     methods = list(dict.fromkeys(method for method, _ in groups))
     labels = sorted({number for _, number in groups})
     remarks: list[str] = []
@@ -106,9 +133,11 @@ def _best(groups: Group, methods: Sequence[str], labels: int, part: str, remarks
     first, second = means[0][1], means[1][1]
     differences = _differences(groups[first, labels], groups[second, labels], part)
     test = paired_test(differences) if differences else None
-    if test is not None and test.is_significant:
+    if test is not None and test.is_significant and test.mean < 0:
         return first
-    if test is None or test.p is None:
+    if test is not None and test.size > 1 and test.p is None:
+        remarks.append(f"With {labels:,} labels, {first} and {second} differ by the same in every seed.")
+    elif test is None or test.p is None:
         remarks.append(
             f"With {labels:,} labels, {first} and {second} share too few seeds and splits for a test."
         )
@@ -148,10 +177,12 @@ def _by_labels(table: dict[str, Any], colours: dict[str, str], *, several: bool)
     return lines
 
 
-def _overlaid(runs: Sequence[RunFacts], colours: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+def _overlaid(
+    runs: Sequence[RunFacts], titles: dict[int, str], colours: dict[str, str]
+) -> dict[str, list[dict[str, Any]]]:
     errors, loss = [], []
     for run in runs:
-        curves, look = curves_of(run), {"colour": colours[run.algorithm], "opacity": 0.75}
+        curves, look = curves_of(run), {"colour": colours[titles[id(run)]], "opacity": 0.75}
         on_the_way = next((line for line in curves["errors"].values() if len(line["steps"]) > 1), None)
         if on_the_way is not None:
             errors.append({"name": run.name, "x": on_the_way["steps"], "y": on_the_way["values"], **look})

@@ -14,6 +14,7 @@ TEN_COLOURS = (
 STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 8.0,
+    "text.parse_math": False,  # a class may be called $x$
     "axes.linewidth": 0.6,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,

@@ -100,7 +100,8 @@ class RunFacts:
         """What its images are called."""
         data = _part(self.config, "data")
         path = str(data.get("path") or "")
-        return Path(path).name or path if path else str(data.get("name", ""))
+        name = Path(path).name or path if path else str(data.get("name", ""))
+        return f"{name}, features of {data['features']}" if data.get("features") else name
 
     @property
     def seed(self) -> Any:
@@ -132,17 +133,23 @@ class RunFacts:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """One record for each logged step."""
-        return self.run.read_lines("metrics.jsonl")
+        return self._lines("metrics.jsonl")
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
         """On the way and of the weights that count."""
-        return self.run.read_lines("evaluations.jsonl")
+        return self._lines("evaluations.jsonl")
 
     @cached_property
     def warnings(self) -> list[dict[str, Any]]:
         """Signs of trouble."""
-        return self.run.read_lines("warnings.jsonl")
+        return self._lines("warnings.jsonl")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        try:
+            return self.run.read_lines(name)
+        except ValueError:
+            raise UserError(f"'{self.run.path / name}' is damaged: a line is not valid JSON") from None
 
     @property
     def last_step(self) -> int:
@@ -198,7 +205,8 @@ def _arrays_if_there(path: Path) -> dict[str, Array]:
 
 
 def softmax(logits: Array) -> npt.NDArray[np.float64]:
-    """Rows of probabilities."""
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    """Rows of probabilities; what is not finite counts as very small or very large."""
+    logits = np.nan_to_num(logits.astype(np.float64), nan=-1e4, posinf=1e4, neginf=-1e4)
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities: npt.NDArray[np.float64] = shifted / shifted.sum(axis=1, keepdims=True)
     return probabilities

@@ -15,7 +15,8 @@ NAMED_CLASSES = 20
 """With more classes, their names would cover a figure."""
 
 GALLERY_CLASSES = 20
-"""A gallery for print shows so many classes at most."""
+"""A gallery for print shows so many classes at most, and of each the prototypes that are used most."""
+GALLERY_COLUMNS = 20
 
 
 def write_figures(facts: RunFacts, page: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -91,7 +92,7 @@ def gallery_figure(facts: RunFacts, gallery: Mapping[str, Any]) -> Any:
 
     pictures = facts.arrays["gallery_thumbnails"]
     rows = gallery["classes"][:GALLERY_CLASSES]
-    columns = max(len(row["prototypes"]) for row in rows)
+    columns = min(GALLERY_COLUMNS, max(len(row["prototypes"]) for row in rows))
     with rc_context(STYLE):
         figure = Figure(figsize=(0.42 * columns + 1.1, 0.52 * len(rows)), layout="constrained")
         axes = figure.subplots(len(rows), columns, squeeze=False)

@@ -69,6 +69,8 @@ def run_page(
         "headline": _headline(facts, paper, control),
         "class_names": list(names),
         "has_map": shown is not None,
+        "map_images": 0 if shown is None else len(shown.index),
+        "part_images": facts.analysis.get("images_of_part", 0),
         "edges": _edges_in_words(facts),
         "gallery": _gallery(facts, names),
         "tables": tables,
@@ -121,7 +123,7 @@ def _headline(facts: RunFacts, paper: PaperFigure | None, control: RunFacts | No
         "reason": facts.reason,
         "steps": facts.steps,
         "last_step": facts.last_step,
-        "errors": [_error_in_words(error) for error in errors],
+        "errors": [_error_in_words(error, facts.selection.get("rule")) for error in errors],
         "selected": _selected(facts),
         "verdict": _verdict(facts),
         "paper": None if paper is None else {"mean": paper.mean, "deviation": paper.deviation},
@@ -134,9 +136,10 @@ def _headline(facts: RunFacts, paper: PaperFigure | None, control: RunFacts | No
     return headline
 
 
-def _error_in_words(error: FinalError) -> dict[str, Any]:
+def _error_in_words(error: FinalError, rule: Any = None) -> dict[str, Any]:
     return {
         "part": error.part,
+        "chose_weights": error.part == rule,
         "error": error.error,
         "low": error.interval.low,
         "high": error.interval.high,
@@ -327,7 +330,6 @@ def _gallery(facts: RunFacts, names: Sequence[str]) -> dict[str, Any] | None:
                 {
                     "number": node - c * per_class + 1,
                     "usage": usage,
-                    "strongest": 100 * float(arrays["node_strongest"][node]),
                     "is_unused": usage < UNUSED,
                     "is_twin": float(arrays["node_twin"][node]) > TWIN,
                     "twin": float(arrays["node_twin"][node]),
@@ -373,9 +375,9 @@ def curves_of(facts: RunFacts) -> dict[str, Any]:
     evaluated: dict[str, dict[str, list[Any]]] = {}
     for line in facts.evaluations:
         column = evaluated.setdefault(str(line["part"]), {"steps": [], "values": []})
-        if not line.get("final") or not column["steps"] or column["steps"][-1] != line["step"]:
+        if not line.get("final") or line["step"] not in column["steps"]:
             column["steps"].append(line["step"])
-            column["values"].append(line["error"])
+            column["values"].append(_finite(line["error"]))
     return {
         "steps": steps,
         "loss": [_finite(line.get("loss")) for line in kept],

@@ -2,6 +2,7 @@
 
 import hashlib
 import ipaddress
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -43,12 +44,12 @@ class PageServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._made_of: Any = None
         self._made: tuple[bytes, str] = (b"", "")
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Handler)
-        except OSError as error:
-            raise UserError(
-                f"cannot listen at {host}, port {port}: {error.strerror or error}; try --port 0"
-            ) from None
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"cannot listen at {host}, port {port}: {reason}; try --port 0") from None
         self.hosts = self._own_names(host)
 
     def _own_names(self, host: str) -> frozenset[str] | None:
@@ -61,7 +62,8 @@ class PageServer(ThreadingHTTPServer):
     def address(self) -> str:
         """Where a browser finds it."""
         host, port = self.server_address[0], self.server_address[1]
-        return f"http://{host if isinstance(host, str) else host.decode()}:{port}/"
+        name = host if isinstance(host, str) else host.decode()
+        return f"http://[{name}]:{port}/" if ":" in name else f"http://{name}:{port}/"
 
     def current(self) -> tuple[bytes, str]:
         """The page as bytes, and its tag."""
@@ -75,7 +77,7 @@ class PageServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that went away is nobody's error."""
-        if not isinstance(sys.exception(), ConnectionError):
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 

@@ -76,14 +76,15 @@
     constructor(stage, changed) {
       Object.assign(this, { stage, changed, scale: 1, x: 0, y: 0, inset: [0, 0], pointers: new Map() });
       stage.addEventListener("wheel", (event) => {
-        if (!event.ctrlKey && !event.metaKey && this.scale === 1 && event.deltaY > 0) return;
+        // Until it is asked for (a click, or Ctrl), the wheel scrolls the page.
+        const asked = event.ctrlKey || event.metaKey || this.scale > 1 || stage.contains(document.activeElement);
+        if (!asked) return;
         event.preventDefault();
         this.zoom(Math.exp(-event.deltaY * (event.ctrlKey ? 0.01 : 0.002)), ...this.place(event));
       }, { passive: false });
       stage.addEventListener("dblclick", () => this.reset());
       stage.addEventListener("pointerdown", (event) => {
         this.pointers.set(event.pointerId, this.place(event));
-        this.moved = 0;
       });
       stage.addEventListener("pointermove", (event) => this.drag(event));
       for (const name of ["pointerup", "pointercancel", "pointerleave"]) {
@@ -106,7 +107,6 @@
         const factor = distance(now, other) / Math.max(distance(before, other), 1e-6);
         this.zoom(factor, (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
       } else if (this.scale > 1) {
-        this.moved += Math.abs(now[0] - before[0]) + Math.abs(now[1] - before[1]);
         this.move(now[0] - before[0], now[1] - before[1]);
       }
       this.pointers.set(event.pointerId, now);
@@ -315,7 +315,7 @@
       }));
       this.section.querySelector("#only-wrong").addEventListener("change", (event) => {
         this.onlyWrong = event.target.checked;
-        this.draw();
+        this.settle();
       });
     }
 
@@ -326,7 +326,9 @@
         const share = quick ? 1 : clamp((now - start) / 550, 0, 1);
         this.blend = from + (target - from) * (share * share * (3 - 2 * share));
         this.draw();
-        if (share < 1) requestAnimationFrame(step); else this.stage.dataset.side = this.side;
+        if (share < 1) { requestAnimationFrame(step); return; }
+        this.stage.dataset.side = this.side;
+        this.settle();
       };
       requestAnimationFrame(step);
     }
@@ -378,7 +380,12 @@
         if (shown) this.hidden.delete(number); else this.hidden.add(number);
         this.buttons[number].setAttribute("aria-pressed", String(shown));
       });
-      this.draw();
+      this.settle();
+    }
+
+    // What is said about a point changes with the view, or ends where it is no longer shown.
+    settle() {
+      this.show(this.focus !== null && this.isShown(this.focus) ? this.focus : null);
     }
 
     update() {
@@ -411,7 +418,8 @@
       this.stage = stage;
       this.name = name;
       this.readout = stage.parentElement.querySelector(".readout");
-      this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-label": "Matrix. Arrow keys go from cell to cell, plus and minus zoom, 0 shows all." });
+      const title = stage.parentElement.querySelector("h3").textContent;
+      this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-label": `${title}. Arrow keys go from cell to cell, plus and minus zoom, 0 shows all.` });
       stage.append(this.canvas);
       this.view = new View(stage, () => this.draw());
       this.cell = null;
@@ -574,11 +582,19 @@
       if (event.key in ways) {
         const [row, column] = this.cell || [0, 0], [down, right] = ways[event.key];
         this.show([clamp(row + down, 0, this.rows - 1), clamp(column + right, 0, this.columns - 1)]);
-      } else if (event.key === "+" || event.key === "=") this.view.zoom(1.5);
-      else if (event.key === "-") this.view.zoom(1 / 1.5);
+        const [x, y] = this.placeOfCell();
+        if (Math.min(x, y) < 0 || Math.max(x, y) > 1) this.view.move(clamp(x, 0.1, 0.9) - x, clamp(y, 0.1, 0.9) - y);
+      } else if (event.key === "+" || event.key === "=") this.view.zoom(1.5, ...this.placeOfCell());
+      else if (event.key === "-") this.view.zoom(1 / 1.5, ...this.placeOfCell());
       else if (event.key === "0") this.view.reset();
       else return;
       event.preventDefault();
+    }
+
+    placeOfCell() {
+      if (!this.cell) return [0.5, 0.5];
+      const { x, y, scale } = this.view, [row, column] = this.cell;
+      return [x + (scale * (column + 0.5)) / this.columns, y + (scale * (row + 0.5)) / this.rows];
     }
 
     update() {
@@ -899,7 +915,8 @@
     setTheme(next);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
-  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => { part.open = true; }));
+  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => { part.open = true; showTiles(part); }));
+  matchMedia("print").addEventListener("change", redrawAll);
   setTheme(remembered());
   document.querySelectorAll("main section").forEach(start);
   root.dataset.ready = "true";
@@ -913,8 +930,8 @@
     try {
       const answer = await fetch(location.href, { headers: tag ? { "If-None-Match": tag } : {}, cache: "no-store" });
       if (answer.status === 200) {
-        tag = answer.headers.get("ETag");
         renew(new DOMParser().parseFromString(await answer.text(), "text/html"));
+        tag = answer.headers.get("ETag");
       }
       root.dataset.connection = answer.ok || answer.status === 304 ? "open" : "lost";
     } catch { root.dataset.connection = "lost"; }
@@ -926,8 +943,7 @@
     let before = null;
     page.querySelectorAll("main section").forEach((section) => {
       const mine = document.getElementById(section.id);
-      const isNew = (name) => section.querySelector(`[data-${name}]`) && !mine.querySelector(`[data-${name}]`);
-      if (!mine || isNew("chart") || isNew("matrix")) {
+      if (!mine || (section.querySelector(".pair") && !mine.querySelector(".pair"))) {
         const adopted = document.importNode(section, true);
         if (mine) mine.replaceWith(adopted); else if (before) before.after(adopted); else document.getElementById("main").prepend(adopted);
         start(adopted);
@@ -935,6 +951,12 @@
         return;
       }
       if (section.hasAttribute("data-live")) mine.replaceChildren(...document.importNode(section, true).childNodes);
+      section.querySelectorAll("[data-chart]").forEach((box) => {
+        if (mine.querySelector(`[data-chart="${box.dataset.chart}"]`)) return;
+        const made = document.importNode(box.parentElement, true), pair = mine.querySelector(".pair");
+        if (box.dataset.chart === "errors") pair.prepend(made); else pair.append(made);
+        start(made);
+      });
       before = mine;
     });
     document.querySelector(".bar nav").replaceChildren(...document.importNode(page.querySelector(".bar nav"), true).childNodes);
