@@ -1,6 +1,5 @@
 """Runs on pretrained features, from the command line to predictions; the outsiders beside them."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,7 @@ from manigraph.config import DataConfig
 from manigraph.data.features import encoder
 from manigraph.data.locations import CACHE_VARIABLE, Locations
 from manigraph.engine import evaluate_run, load
-from manigraph.experiments.features import FEATURE_TABLES
-from manigraph.experiments.grid import mean_and_spread
 from manigraph.experiments.outsiders import logistic_regression
-from manigraph.experiments.tables import Row
 from manigraph.runs import RunDirectory
 from tests.data.pictures import photo_folder
 

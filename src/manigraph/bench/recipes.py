@@ -101,8 +101,9 @@ class Trial:
 
 
 def tried_recipes() -> list[str]:
-    """All that can be tried without being told where images are."""
-    return [name for name in RECIPES if RECIPES.get(name)("pi_vat").data.name != "folder"]
+    """All that learn from pixels and can be tried without being told where images are."""
+    data = {name: RECIPES.get(name)("pi_vat").data for name in RECIPES}
+    return [name for name, images in data.items() if images.name != "folder" and not images.features]
 
 
 # Images, or what takes their place

@@ -59,7 +59,7 @@ def comparison_page(runs: Sequence[RunFacts]) -> dict[str, Any]:
 
 
 def _titles(runs: Sequence[RunFacts]) -> dict[int, str]:
-    """What the rows are called: runs of a method that differ in more than seed and labels are several rows."""
+    """What rows are called: runs of a method that differ in more than seed and labels are several rows."""
     seen: dict[str, list[str]] = {}
     titles = {}
     for run in runs:

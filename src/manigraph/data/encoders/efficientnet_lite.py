@@ -25,8 +25,7 @@ def efficientnet_lite0(variant: str = "") -> Encoder:
     """1,280 features of a photograph; `efficientnet_lite0:mirrored` looks at it from both sides."""
     if variant not in ("", MIRRORED):
         raise UserError(
-            f"'efficientnet_lite0:{variant}' is none: use efficientnet_lite0 or "
-            f"efficientnet_lite0:{MIRRORED}"
+            f"'efficientnet_lite0:{variant}' is none: use efficientnet_lite0 or efficientnet_lite0:{MIRRORED}"
         )
     network = pretrained_lite0()
     digest = weights_digest(network)  # before they are folded, which other processors may round otherwise
