@@ -36,6 +36,12 @@ def watched(run: Path) -> Iterator[str]:
     assert errors == ""
 
 
+def put(file: Path, run: Path) -> None:
+    """In one go, as runs write their files."""
+    shutil.copy(file, run / "part")
+    (run / "part").replace(run / file.name)
+
+
 def test_figures_are_renewed_and_the_zoom_stays(open_page: Open, tmp_path: Path) -> None:
     whole = make_run(tmp_path, "whole")
     run = make_run(tmp_path, "half", state="running")
@@ -51,9 +57,7 @@ def test_figures_are_renewed_and_the_zoom_stays(open_page: Open, tmp_path: Path)
         page.mouse.up()
         zoom = (chart.get_attribute("data-from"), chart.get_attribute("data-to"))
         assert zoom != ("2", "20")
-        lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-        with (run / "metrics.jsonl").open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines if line["step"] > 20)
+        put(whole / "metrics.jsonl", run)
         page.wait_for_function(RENEWED + "1", timeout=PATIENCE)
         assert (chart.get_attribute("data-from"), chart.get_attribute("data-to")) == zoom
         steps = page.evaluate("() => document.querySelector('[data-chart=terms]').figure.series[0].x.at(-1)")
@@ -61,14 +65,14 @@ def test_figures_are_renewed_and_the_zoom_stays(open_page: Open, tmp_path: Path)
         assert page.locator("#map").count() == 0
 
         for name in ("analysis.safetensors", "analysis.json", "evaluations.jsonl", "status.json"):
-            shutil.copy(whole / name, run / name)
+            put(whole / name, run)
         page.locator("#map").wait_for(timeout=PATIENCE)
         assert page.locator("#map .stage").get_attribute("data-drawn") == "60"
         assert "finished" in page.locator("#summary").inner_text()
         page.get_by_role("button", name="Zoom in").click()
         renewed = page.evaluate("() => Number(document.documentElement.dataset.renewed)")
-        (run / "verdict.json").write_text("{}")
-        (run / "warnings.jsonl").write_text(json.dumps({"step": 40, "warning": "look here"}) + "\n")
+        (tmp_path / "warnings.jsonl").write_text(json.dumps({"step": 40, "warning": "look here"}) + "\n")
+        put(tmp_path / "warnings.jsonl", run)
         page.wait_for_function(RENEWED + str(renewed + 1), timeout=PATIENCE)
         assert page.locator("#map .stage").get_attribute("data-scale") == "1.600"
         assert "look here" in page.locator("#summary").inner_text()
