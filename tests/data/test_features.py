@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -289,6 +290,27 @@ def test_what_cannot_be_encoded(lite0: Encoder, tmp_path: Path, monkeypatch: pyt
         encoder(LITE0)
     with pytest.raises(UserError, match="'timm:resnet18' needs the package timm, which is not installed"):
         encoder("timm:resnet18")
+
+
+class Hostile:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tmp_path / PACKAGE / WEIGHTS
+    weights.parent.mkdir(parents=True)
+    (tmp_path / PACKAGE / "__init__.py").touch()
+    torch.save({"weight": Hostile(tmp_path / "made")}, weights)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match="does not hold the weights of EfficientNet-Lite0"):
+        encoder(LITE0)
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize("contents", [None, b"", b"not weights", b"\x80\x02cos\nsystem\n."])
