@@ -18,11 +18,18 @@ PATIENCE = 120_000
 """Milliseconds after which something that never happens is given up."""
 
 
+def hear_ctrl_c() -> None:
+    """Tests that a shell runs in the background are deaf to it, and so would be what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def watched(run: Path) -> Iterator[str]:
     """Serves a run by the command itself; ends it by Ctrl-C, which must be a good end."""
     command = [sys.executable, "-m", "manigraph", "watch", str(run), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     try:
