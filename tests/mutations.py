@@ -1789,8 +1789,8 @@ MUTATIONS += [
         ("read from a file", " if not name.startswith(memories)", ""),
         (
             "anything may be missing",
-            "module.load_state_dict({**{name: remembered[name] for name in _remembered(module)}, **known})",
-            "module.load_state_dict(known, strict=False)",
+            "module.load_state_dict({**kept, **known}, assign=assign)",
+            "module.load_state_dict(known, strict=False, assign=assign)",
         ),
     ),
     *group(

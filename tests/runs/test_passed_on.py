@@ -34,10 +34,13 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """Half a gigabyte more than there is now: whoever asks for more gets a MemoryError."""
+    """Four gigabytes more than there are now: whoever asks for more gets a MemoryError.
+
+    Address space, that is, of which every thread of a busy process takes its share.
+    """
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 29), before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 32), before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 
