@@ -104,10 +104,6 @@ def test_head_drops_some_entries_if_told() -> None:
     torch.testing.assert_close(dropped[kept], vectors[kept] / 0.75)
 
 
-def test_every_backbone_is_one_or_the_other() -> None:
-    assert {*WITH_LAYERS, "head"} == set(BACKBONES), "tests above go over these lists"
-
-
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
