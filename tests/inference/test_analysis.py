@@ -1,18 +1,26 @@
 """What is kept for a report, against loops over images and nodes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 
 from manigraph.build import load_dataset
+from manigraph.config import BackboneConfig, DataConfig
+from manigraph.data.sources.arrays import from_arrays
 from manigraph.engine import train
 from manigraph.inference import analysis
 from manigraph.inference.analysis import analyse, thumbnails, write_analysis
 from manigraph.inference.predictor import Predictor
+from manigraph.reports.facts import RunFacts
+from manigraph.reports.html import render
+from manigraph.reports.run_report import run_page
 from manigraph.runs import RunDirectory
 from tests.inference.conftest import VALIDATION, K, quick
 
@@ -105,3 +113,18 @@ def test_large_images_become_small_ones() -> None:
     small = thumbnails(images, 255.0)
     assert max(small.shape[2:]) <= 48
     assert small[1, 0].unique().tolist() == [200]
+
+
+def test_ready_made_vectors_have_a_map_without_pictures(tmp_path: Path) -> None:
+    digits = load_digits()
+    labels = np.where(np.arange(400) < 100, digits.target[:400], -1)
+    dataset = from_arrays(digits.data[:400].astype(np.float32), labels)
+    config = quick("manifold_graph", warmup_fraction=0.0, prototypes_per_class=K)
+    config = replace(config, backbone=BackboneConfig("head"), data=DataConfig("arrays", validation=40))
+    run, _ = train(config, tmp_path, dataset=dataset)
+    values, tensors = analyse(run, dataset=dataset)
+    assert values["summary"]["images"] == len(tensors["places_after"]) == 40
+    assert "thumbnails" not in tensors
+    assert tensors["gallery_index"].shape == (10 * K, 3)
+    write_analysis(run, dataset=dataset)
+    assert 'id="gallery"' in render(run_page(RunFacts.read(run.path)))

@@ -38,7 +38,7 @@ def predict_logits(
     Several processes share the work and all get all logits. `before_batch` is called again and again, and
     may raise something to end it.
     """
-    device = next(model.parameters()).device
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     # Equally many for each process: the last image fills up.
     missing = -len(indices) % shard.size
     own = shard.own(torch.cat([indices, indices[-1:].expand(missing)]))
