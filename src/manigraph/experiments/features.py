@@ -11,6 +11,7 @@ _MIRRORED = ("--data.features", "efficientnet_lite0:mirrored")
 CONTENDERS = (
     Row("logistic regression (scikit-learn)", "logistic_regression"),
     Row("LabelSpreading (scikit-learn)", "label_spreading"),
+    Row("LabelSpreading by cosine, edges both ways", "label_spreading_by_cosine"),
     Row("supervised only", "supervised"),
     Row("Π-VAT", "pi_vat"),
     Row("Manifold Graph", "manifold_graph"),
