@@ -212,31 +212,31 @@
       Object.assign(this, { width, height });
       const ring = colour("--ring"), surface = colour("--surface");
       const radius = clamp(90 / Math.sqrt(this.count), 1.6, 4.5) * Math.pow(this.view.scale, 0.4);
-      const groups = figures.colours.map(() => []), wrong = [];
+      const groups = figures.colours.map(() => []), wrong = figures.colours.map(() => []);
       for (let point = 0; point < this.count; point += 1) {
         if (!this.isShown(point)) continue;
         const [x, y] = this.at(point);
         if (x < -9 || y < -9 || x > width + 9 || y > height + 9) continue;
-        (this.isWrong(point) ? wrong : groups[this.classes[point]]).push([x, y, this.classes[point]]);
+        (this.isWrong(point) ? wrong : groups)[this.classes[point]].push([x, y]);
       }
       const circle = ([x, y]) => { context.moveTo(x + radius, y); context.arc(x, y, radius, 0, 7); };
-      context.globalAlpha = 0.78;
-      groups.forEach((places, number) => {
+      // One path for each class: thousands of single circles would not be smooth.
+      const fill = (all) => all.forEach((places, number) => {
+        if (!places.length) return;
         context.beginPath();
         places.forEach(circle);
         context.fillStyle = figures.colours[number];
         context.fill();
       });
+      context.globalAlpha = 0.78;
+      fill(groups);
       context.globalAlpha = 1;
+      fill(wrong);
       context.lineWidth = Math.max(1, radius / 2.6);
-      for (const place of wrong) {
-        context.beginPath();
-        circle(place);
-        context.fillStyle = figures.colours[place[2]];
-        context.fill();
-        context.strokeStyle = ring;
-        context.stroke();
-      }
+      context.strokeStyle = ring;
+      context.beginPath();
+      wrong.forEach((places) => places.forEach(circle));
+      context.stroke();
       for (let point = this.count; point < this.total; point += 1) {
         if (!this.isShown(point)) continue;
         const [x, y] = this.at(point);
@@ -250,7 +250,7 @@
         context.strokeStyle = colour("--accent");
         context.stroke();
       }
-      this.stage.dataset.drawn = String(groups.reduce((sum, places) => sum + places.length, wrong.length));
+      this.stage.dataset.drawn = String([...groups, ...wrong].reduce((sum, places) => sum + places.length, 0));
     }
 
     nearest(x, y, within, accept = () => true) {
