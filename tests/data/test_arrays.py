@@ -338,6 +338,8 @@ def test_a_run_on_arrays_is_trained_to_the_end_and_says_so(tmp_path: Path, algor
         "num_images": 110,
         "digest": dataset.digest,
         "in_memory": True,
+        "white": 255.0,
+        "image_shape": None,
     }
     split = run.read_json("split.json")
     assert sorted(split["unlabelled"]) == list(range(20, 80))
