@@ -44,9 +44,8 @@ def load_dataset(
     config: DataConfig, locations: Locations | None = None, progress: Progress = silent
 ) -> Dataset:
     """The images that a configuration names, or the features of them that it asks for."""
-    if config.name != "folder" and (config.path or config.image_size is not None):
-        option = "path" if config.path else "image_size"
-        raise UserError(f"data.{option} is for your own images (data.name folder), not for {config.name}")
+    if config.name != "folder" and config.path:
+        raise UserError(f"data.path is for your own images (data.name folder), not for {config.name}")
     locations = locations or Locations.default()
     request = SourceRequest(
         locations=locations,

@@ -30,8 +30,9 @@ class DataConfig:
     path: str = ""
     """Own images: their folder, or a CSV file with path,label."""
     image_size: int | None = None
-    """Own images: side in pixels to which they are resized and cropped; None keeps small images as they
-    are and makes others at most 64, or what the pretrained network of `features` looks at."""
+    """Side in pixels. Own images are resized and cropped to it; None keeps small ones as they are and makes
+    others at most 64, or what the pretrained network of `features` looks at. Images of a benchmark can be
+    reduced to a whole fraction of their size, such as 16; None keeps them."""
     features: str = field(default="", metadata=NEUTRAL)
     """Name of the pretrained network whose features are learned from instead of pixels (see `manigraph list
     encoders`); empty = train from the pixels."""

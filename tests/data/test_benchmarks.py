@@ -384,9 +384,29 @@ def test_pickles_are_refused_in_one_sentence(tmp_path: Path, load: Source, file:
 
 
 @pytest.mark.parametrize("load", [load_cifar10, load_cifar100, load_svhn, load_fashion_mnist])
-def test_another_image_size_is_refused(tmp_path: Path, load: Source) -> None:
-    with pytest.raises(UserError, match="not resized: leave out the image size 64"):
-        load(replace(request_for(tmp_path), image_size=64))
+@pytest.mark.parametrize("size", [64, 20, 4])
+def test_image_sizes_that_are_no_whole_fraction_are_refused(tmp_path: Path, load: Source, size: int) -> None:
+    with pytest.raises(UserError, match=f"data.image_size may be (8 or 16|14), not {size}"):
+        load(replace(request_for(tmp_path), image_size=size))
+
+
+def test_reduced_images_are_the_means_of_squares_and_are_kept_beside_the_whole_ones(tmp_path: Path) -> None:
+    write_hub(tmp_path / "data/cifar10", COLOUR, CIFAR10_NAMES)
+    request = request_for(tmp_path)
+    whole, reduced = load_cifar10(request), load_cifar10(replace(request, image_size=16))
+    square = whole.images[3, 1, 10:12, 20:22].double()
+    assert reduced.images.shape == (18, 3, 16, 16)
+    assert abs(float(reduced.images[3, 1, 5, 10]) - float(square.mean())) <= 0.5
+    assert float(reduced.images.double().mean() - whole.images.double().mean()) == pytest.approx(0, abs=0.1)
+    assert torch.equal(reduced.classes, whole.classes)
+    assert torch.equal(reduced.test, whole.test)
+    assert [remark for remark in reduced.remarks if "reduced from 32 to 16 pixels" in remark]
+    assert whole.digest != reduced.digest
+    assert torch.equal(load_cifar10(request).images, whole.images)
+    again = load_cifar10(
+        replace(request, image_size=16, progress=lambda *_: pytest.fail("computed once more"))
+    )
+    assert torch.equal(again.images, reduced.images)
 
 
 # --- Damage: every message names the file ---

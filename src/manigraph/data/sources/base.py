@@ -26,7 +26,8 @@ class SourceRequest:
     path: Path | None = None
     """Own images: their folder, or a CSV file that lists them."""
     image_size: int | None = None
-    """Own images: side in pixels to which they are resized and cropped; None lets the source choose."""
+    """Side in pixels. Own images are resized and cropped, those of a benchmark reduced to a whole fraction of
+    theirs; None lets the source choose."""
     largest_side: int = MAX_NATURAL_SIDE
     """Own images: what the source chooses at most."""
     progress: Progress = silent

@@ -5,11 +5,12 @@ The files are decoded once; later loads map the decoded pixels from the cache.
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from manigraph.data.cache import Fingerprints, Progress, combined_digest, remember, require_digests
@@ -25,6 +26,9 @@ from manigraph.errors import UserError
 
 CACHE_VERSION = 1
 """To be raised when the same files would be decoded to something else."""
+SMALLEST_SIZE = 8
+"""To which images can be reduced."""
+REDUCED_AT_ONCE = 4096
 CLASSES_FILE = "classes.npy"
 ABOUT_FILE = "about.json"
 
@@ -143,19 +147,47 @@ def load_fashion_mnist(request: SourceRequest) -> Dataset:
 
 
 def _load(benchmark: Benchmark, request: SourceRequest) -> Dataset:
-    if request.image_size is not None:
+    size = request.image_size or benchmark.size
+    if size < SMALLEST_SIZE or benchmark.size % size:
+        sizes = [size for size in range(SMALLEST_SIZE, benchmark.size) if benchmark.size % size == 0]
         raise UserError(
-            f"the images of {benchmark.name} have {benchmark.size}×{benchmark.size} pixels "
-            f"and are not resized: leave out the image size {request.image_size}"
+            f"the images of {benchmark.name} have {benchmark.size}×{benchmark.size} pixels, of which whole "
+            f"squares can be averaged: data.image_size may be {' or '.join(map(str, sizes))}, not {size}"
         )
     train, test = _find(benchmark, request.locations.data)
-    key = combined_digest(benchmark.name, CACHE_VERSION, _digests(train, test, request.locations.cache))
-    build = partial(_decode, benchmark, train, test, request.progress)
-    return remember(request.locations.cache / "decoded", key, build, partial(_read, benchmark))
+    digests = _digests(train, test, request.locations.cache)
+    cache, read = request.locations.cache / "decoded", partial(_read, benchmark)
+    key = combined_digest(benchmark.name, CACHE_VERSION, digests)
+    dataset = remember(cache, key, partial(_decode, benchmark, train, test, request.progress), read)
+    if size == benchmark.size:
+        return dataset
+    key = combined_digest(benchmark.name, CACHE_VERSION, digests, size)
+    reduced = remember(cache, key, partial(_reduce, dataset, size, request.progress), read)
+    return replace(reduced, remarks=[*reduced.remarks, _reduced_remark(benchmark, size)])
+
+
+def _reduce(dataset: Dataset, size: int, progress: Progress, folder: Path) -> None:
+    """Write the data set again, with the mean of a square of pixels in the place of each."""
+    count, channels, side, _ = dataset.images.shape
+    images = create_pixels(folder, (count, channels, size, size))
+    for start in range(0, count, REDUCED_AT_ONCE):
+        rows = slice(start, start + REDUCED_AT_ONCE)
+        means = torch.nn.functional.avg_pool2d(dataset.images[rows].float(), side // size)
+        images[rows] = means.round().to(torch.uint8).numpy()
+        progress(f"reducing {dataset.name} to {size}×{size}", min(rows.stop, count), count)
+    images.flush()
+    _write_classes(folder, dataset.classes.numpy(), list(dataset.class_names), len(dataset.train))
+
+
+def _reduced_remark(benchmark: Benchmark, size: int) -> str:
+    return (
+        f"images of {benchmark.name} are reduced from {benchmark.size} to {size} pixels, so errors are not "
+        f"comparable with published ones"
+    )
 
 
 def _read(benchmark: Benchmark, folder: Path) -> Dataset:
-    """What `_decode` wrote."""
+    """What `_decode` or `_reduce` wrote."""
     about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
     classes = np.load(folder / CLASSES_FILE, allow_pickle=False)
     return Dataset(
@@ -256,6 +288,12 @@ def _decode(benchmark: Benchmark, train: Part, test: Part, progress: Progress, f
             raise damaged(part.files[0], f"{done:,} images were read where {end:,} were announced")
     assert isinstance(images, np.memmap)
     images.flush()
+    _write_classes(folder, classes, class_names, num_train)
+
+
+def _write_classes(
+    folder: Path, classes: npt.NDArray[np.int64], class_names: list[str], num_train: int
+) -> None:
     np.save(folder / CLASSES_FILE, classes, allow_pickle=False)
     about = {"class_names": class_names, "num_train": num_train}
     (folder / ABOUT_FILE).write_text(json.dumps(about), encoding="utf-8")
