@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from manigraph import __version__
-from manigraph.build import load_dataset
 from manigraph.data.cache import Progress, silent
 from manigraph.data.features import as_bytes, encoder
 from manigraph.data.locations import Locations
@@ -32,6 +31,7 @@ from manigraph.data.sources.base import Dataset
 from manigraph.engine import dataset_of
 from manigraph.errors import UserError
 from manigraph.inference.files import as_stored, find_images, intake_of, read_batches
+from manigraph.inference.pictures import images_behind
 from manigraph.inference.predictions import refuse
 from manigraph.inference.predictor import Predictor
 from manigraph.runs import FORMAT_VERSION
@@ -203,10 +203,7 @@ def _pixels(predictor: Predictor, locations: Locations | None, progress: Progres
     trained = predictor.trained
     if trained.image_shape is None:
         return dataset_of(predictor.run, trained, locations=locations, progress=progress)
-    config = replace(trained.config.data, features="")
-    if config.name == "folder":
-        config = replace(config, image_size=trained.image_shape[1])
-    dataset = load_dataset(config, locations, progress)
+    dataset = images_behind(trained.config.data, locations, progress)
     if dataset.input_shape != trained.image_shape:
         raise UserError(f"{dataset.name} has other images now")
     return dataset
