@@ -158,6 +158,16 @@ def test_files_of_different_sizes_are_made_alike(tmp_path: Path) -> None:
     assert small(max_iter=1, image_size=16).fit(X, [0, 1, -1, -1])._format.shape == (3, 16, 16)
 
 
+@FEW_UPDATES
+def test_one_odd_file_does_not_decide_the_size_of_all(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    X = []
+    for number, side in enumerate([8, *[40] * 6]):
+        X.append(tmp_path / f"{number}.png")
+        Image.fromarray(generator.integers(0, 256, (side, side), dtype=np.uint8)).save(X[-1])
+    assert small(max_iter=1).fit(X, [0, 1, *[-1] * 5])._format.shape == (1, 40, 40)
+
+
 def test_ready_made_features_with_the_graph_alone() -> None:
     X, truth = blobs()
     model = ManifoldGraphClassifier(backbone="head", max_iter=150, random_state=0).fit(X, hidden(truth, 2))

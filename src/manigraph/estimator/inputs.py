@@ -1,7 +1,6 @@
 """Whatever is given as X to the images or vectors that the networks are trained on."""
 
 import os
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +14,10 @@ from torch import Tensor
 
 from manigraph.data.decode import DecodeError, Header, read_header, read_pixels
 from manigraph.data.sources.arrays import stored_images
+from manigraph.data.sources.folder import MIN_SIDE, common_shape
 from manigraph.errors import UserError
 
 Kind = Literal["vectors", "images", "files"]
-
-MIN_SIDE = 8
-"""What the convolutional networks need."""
-
-MAX_NATURAL_SIDE = 64
-"""Files up to this size keep it if they all have the same; larger ones are made this size at most."""
 
 FAR_OUT = 0.5
 """Float pixels that leave the range of the training images by more than this share of it are refused."""
@@ -73,6 +67,8 @@ def first_inputs(estimator: Any, X: Any, image_size: int | None) -> tuple[InputF
         if hasattr(estimator, name):
             delattr(estimator, name)
     if kind == "files":
+        if image_size is not None and image_size < MIN_SIDE:
+            raise UserError(f"image_size must be at least {MIN_SIDE} pixels, got {image_size}")
         paths = [Path(name) for name in X]
         shape = common_shape([_header(path) for path in paths], image_size)
         return InputFormat(kind, shape), _decoded(paths, shape)
@@ -192,22 +188,6 @@ def _stored(array: npt.NDArray[Any], given: InputFormat, *, is_tensor: bool) -> 
         array = array.astype(np.uint8)
     # Where the shape fits both orders of channels, arrays have them last and tensors first.
     return stored_images(torch.from_numpy(array) if is_tensor else array)
-
-
-def common_shape(headers: Sequence[Header], image_size: int | None) -> tuple[int, int, int]:
-    """Channels, height and width that the images of all files get."""
-    channels = 1 if all(header.is_grey for header in headers) else 3
-    if image_size is not None:
-        if image_size < MIN_SIDE:
-            raise UserError(f"image_size must be at least {MIN_SIDE} pixels, got {image_size}")
-        return channels, image_size, image_size
-    sizes = {(header.height, header.width) for header in headers}
-    height, width = next(iter(sizes))
-    if len(sizes) == 1 and min(height, width) >= MIN_SIDE and max(height, width) <= MAX_NATURAL_SIDE:
-        return channels, height, width
-    typical = statistics.median_low(min(size) for size in sizes)
-    side = max(MIN_SIDE, min(MAX_NATURAL_SIDE, typical // 4 * 4))
-    return channels, side, side
 
 
 def _header(path: Path) -> Header:

@@ -147,13 +147,13 @@ def _build(
     problems = {digest: found for digest, found in headers.items() if isinstance(found, str)}
     images = [(file, header) for file in files if isinstance(header := headers[file.digest], Header)]
     while True:
-        shape = _shape([header for _, header in images], size)
+        shape = common_shape([header for _, header in images], *size)
         failed = _write_pixels(folder, [file for file, _ in images], shape, previous, progress)
         problems |= {images[row][0].digest: reason for row, reason in failed.items()}
         # A file that failed goes with all files of the same content, wherever they lie.
         lost = [row for row, (file, _) in enumerate(images) if file.digest in problems]
         images = [image for image in images if image[0].digest not in problems]
-        if _shape([header for _, header in images], size) == shape:
+        if common_shape([header for _, header in images], *size) == shape:
             break
         # The damaged files alone were of another kind: without them all images get another shape.
     if lost:
@@ -208,17 +208,25 @@ def _headers(
     return found
 
 
-def _shape(headers: Sequence[Header], size: _Size) -> tuple[int, int, int]:
-    """Channels, height and width that all images get."""
+def common_shape(
+    headers: Sequence[Header], given: int | None, largest: int = MAX_NATURAL_SIDE
+) -> tuple[int, int, int]:
+    """Channels, height and width that all images get.
+
+    Args:
+        headers: Of all images.
+        given: Side in pixels; None means their own size if all have the same, else the median of their sides.
+        largest: Side that is not exceeded if none is given.
+    """
     channels = 1 if headers and all(header.is_grey for header in headers) else 3
-    if size.given is not None or not headers:
-        return channels, size.given or MIN_SIDE, size.given or MIN_SIDE
+    if given is not None or not headers:
+        return channels, given or MIN_SIDE, given or MIN_SIDE
     height, width = headers[0].height, headers[0].width
     same = all((header.height, header.width) == (height, width) for header in headers)
-    if same and min(height, width) >= MIN_SIDE and max(height, width) <= size.largest:
+    if same and min(height, width) >= MIN_SIDE and max(height, width) <= largest:
         return channels, height, width
     typical = statistics.median_low(min(header.height, header.width) for header in headers)
-    side = max(MIN_SIDE, min(size.largest, typical // 4 * 4))
+    side = max(MIN_SIDE, min(largest, typical // 4 * 4))
     return channels, side, side
 
 
