@@ -12,6 +12,7 @@ from torch import Tensor
 from manigraph.build import Job, build, load_dataset
 from manigraph.config import Config, as_dict, as_options
 from manigraph.data.cache import Progress, silent
+from manigraph.data.features import encoder
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
 from manigraph.data.sources.base import Dataset
@@ -184,6 +185,7 @@ def _describe(
             "input_shape": list(dataset.input_shape),
             "white": dataset.white,
             "image_shape": None if dataset.image_shape is None else list(dataset.image_shape),
+            "encoder": _encoder(config, dataset),
             "num_images": len(dataset.images),
             "digest": dataset.digest,
             "in_memory": in_memory,
@@ -195,6 +197,15 @@ def _describe(
     if tensors:
         write_bytes(run.path / "preprocessing.safetensors", tensor_bytes(tensors))
     run.write_json("preprocessing.json", values)
+
+
+def _encoder(config: Config[Any], dataset: Dataset) -> dict[str, str] | None:
+    """Which network computed the features that are learned from; with other weights they would be others."""
+    if not config.data.features or dataset.image_shape is None:
+        return None
+    with torch.random.fork_rng():  # its first weights are drawn: those of the run must not depend on that
+        network = encoder(config.data.features)
+    return {"name": network.name, "digest": network.digest}
 
 
 def indices_of(run: RunDirectory, part: Literal["labelled", "unlabelled", "validation", "test"]) -> Tensor:

@@ -62,6 +62,8 @@ class TrainedRun:
     """The stored value of full brightness."""
     image_shape: tuple[int, ...] | None = None
     """If it learned from features: the shape of the images they were computed from."""
+    encoder: tuple[str, str] | None = None
+    """If it learned from features: the name and the digest of the network; None before format 2.2."""
 
 
 def load(run: RunDirectory) -> TrainedRun:
@@ -77,6 +79,7 @@ def load(run: RunDirectory) -> TrainedRun:
         model=algorithm.inference_model(),
         white=data.white,
         image_shape=data.image_shape,
+        encoder=data.encoder,
     )
 
 
@@ -87,6 +90,7 @@ class StoredData(NamedTuple):
     input_shape: tuple[int, ...]
     image_shape: tuple[int, ...] | None
     white: float
+    encoder: tuple[str, str] | None
 
 
 def stored_data(run: RunDirectory) -> StoredData:
@@ -99,6 +103,7 @@ def stored_data(run: RunDirectory) -> StoredData:
             input_shape=_shape(data["input_shape"]),
             image_shape=None if data.get("image_shape") is None else _shape(data["image_shape"]),
             white=_positive(data.get("white", usual)),
+            encoder=None if data.get("encoder") is None else _encoder(data["encoder"]),
         )
     except KeyError as error:
         raise UserError(f"'{run.path / 'data.json'}' is damaged: {error.args[0]} is missing") from None
@@ -291,6 +296,13 @@ def _shape(value: Any) -> tuple[int, ...]:
     if min(value) < 1 or math.prod(value) > LARGEST_IMAGE:
         raise ValueError(f"a shape has sizes below 1 or more than {LARGEST_IMAGE:,} values in all")
     return tuple(value)
+
+
+def _encoder(value: Any) -> tuple[str, str]:
+    name, digest = (value.get(key) if isinstance(value, dict) else None for key in ("name", "digest"))
+    if not isinstance(name, str) or not isinstance(digest, str):
+        raise ValueError("encoder does not say the name and the digest of a network")
+    return name, digest
 
 
 def _positive(value: Any) -> float:

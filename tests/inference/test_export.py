@@ -102,7 +102,7 @@ def test_the_file_says_what_it_is(predictor: Predictor, exported: Path) -> None:
         "input": "uint8 from 0 to 255",
         "algorithm": "manifold_graph",
         "run": predictor.run.id,
-        "format": "2.1",
+        "format": "2.2",
         "manigraph": "0.1.0",
     }
 

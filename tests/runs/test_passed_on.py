@@ -84,7 +84,7 @@ def test_other_data_sets_of_format_2_were_stored_up_to_255(run: Path) -> None:
     assert Predictor.load(run).trained.white == 255
 
 
-@pytest.mark.parametrize("version", [2, "2.0", FORMAT_VERSION, "2.9"])
+@pytest.mark.parametrize("version", [2, "2.0", "2.1", FORMAT_VERSION, "2.9"])
 def test_every_minor_version_is_read(run: Path, version: Value) -> None:
     change(run / "provenance.json", "format", to=version)
     change(run / "data.json", "of_the_future", to=[1])
@@ -120,7 +120,7 @@ def test_what_is_no_version_is_refused(run: Path, version: Value) -> None:
 
 def test_new_runs_say_their_version(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path, "run")
-    assert run.read_json("provenance.json")["format"] == FORMAT_VERSION == "2.1"
+    assert run.read_json("provenance.json")["format"] == FORMAT_VERSION == "2.2"
 
 
 # JSON

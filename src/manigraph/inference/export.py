@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from manigraph import __version__
 from manigraph.data.cache import Progress, silent
-from manigraph.data.features import as_bytes, encoder
+from manigraph.data.features import as_bytes
 from manigraph.data.locations import Locations
 from manigraph.data.sources.base import Dataset
 from manigraph.engine import dataset_of
 from manigraph.errors import UserError
-from manigraph.inference.files import as_stored, find_images, intake_of, read_batches
+from manigraph.inference.files import as_stored, encoder_of, find_images, intake_of, read_batches
 from manigraph.inference.pictures import images_behind
 from manigraph.inference.predictions import refuse
 from manigraph.inference.predictor import Predictor
@@ -59,7 +59,7 @@ class Deployed(nn.Module):
         trained = predictor.trained
         self.takes_images = trained.image_shape is not None or len(trained.input_shape) == 3
         self.white = trained.white
-        self.encoder = None if trained.image_shape is None else encoder(trained.config.data.features)
+        self.encoder = None if trained.image_shape is None else encoder_of(trained)
         # A module has its weights exported with it, a plain object has not.
         self.encoding_network = None if self.encoder is None else self.encoder.network
         self.preprocessing = trained.preprocessing

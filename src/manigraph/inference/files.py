@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from manigraph.data.decode import DecodeError, read_pixels
-from manigraph.data.features import encoder
+from manigraph.data.features import Encoder, encoder
 from manigraph.data.listing import images_below
 from manigraph.data.sources.base import Problem
 from manigraph.errors import UserError
@@ -52,13 +52,7 @@ def intake_of(trained: TrainedRun) -> Intake:
     """How image files are read for a run; refused if it was trained on something else."""
     features, shape = trained.config.data.features, trained.image_shape
     if features and shape is not None:
-        network = encoder(features)
-        if (network.feature_size,) != trained.input_shape:
-            raise UserError(
-                f"the run takes {trained.input_shape[0]} features, '{features}' has {network.feature_size}: "
-                f"use the version of the network that it was trained with"
-            )
-        stored: Callable[[Tensor], Tensor] = network
+        stored: Callable[[Tensor], Tensor] = encoder_of(trained)
     else:
         shape, white = trained.input_shape, trained.white
         stored = lambda images: as_stored(images, white)  # noqa: E731
@@ -74,6 +68,21 @@ def intake_of(trained: TrainedRun) -> Intake:
             f"arrays from Python, with `Predictor.load(run)(images)`"
         )
     return Intake((channels, height, width), stored)
+
+
+def encoder_of(trained: TrainedRun) -> Encoder:
+    """The network that computes features for a run; refused if it is not the one it was trained with."""
+    features = trained.config.data.features
+    network = encoder(features)
+    way_out = "use the version of the network that it was trained with"
+    if (network.feature_size,) != trained.input_shape:
+        raise UserError(
+            f"the run takes {trained.input_shape[0]} features, '{features}' has {network.feature_size}: "
+            f"{way_out}"
+        )
+    if trained.encoder is not None and trained.encoder != (network.name, network.digest):
+        raise UserError(f"'{features}' has other weights here than when the run was trained: {way_out}")
+    return network
 
 
 def as_stored(images: Tensor, white: float) -> Tensor:

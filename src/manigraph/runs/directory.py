@@ -17,7 +17,7 @@ from manigraph.runs.files import DISK_IS_FULL, as_json, write_json
 from manigraph.runs.journal import Journal, read_lines
 from manigraph.runs.provenance import provenance
 
-MAJOR, MINOR = 2, 1
+MAJOR, MINOR = 2, 2
 FORMAT_VERSION = f"{MAJOR}.{MINOR}"
 """Of the files below: major and minor. Whoever reads 2.1 reads 2.0 and 2.9 too: a higher minor only adds what
 need not be read, another major means something else by the same names.
@@ -26,6 +26,7 @@ need not be read, another major means something else by the same names.
 |---|---|
 | 2.0 | written as the number 2 |
 | 2.1 | `data.json` has `white`, how bright images are stored, and `image_shape`, for features of images |
+| 2.2 | `data.json` has `encoder`, the name and the digest of the network that computed features |
 """
 
 LARGEST_JSON = {"split.json": 1 << 30, "check.json": 1 << 30, "config.json": 1 << 20}
