@@ -21,6 +21,8 @@ from sklearn.preprocessing import StandardScaler
 
 from manigraph import ManifoldGraphClassifier, SemiSupervisedClassifier
 from manigraph.catalogue import ALGORITHMS
+from manigraph.estimator.inputs import first_inputs
+from manigraph.inference.predictor import Predictor
 from tests.estimator.data import Array, blobs, digits, hidden
 
 FEW_UPDATES = pytest.mark.filterwarnings("ignore:after . updates all predictions")
@@ -166,6 +168,82 @@ def test_one_odd_file_does_not_decide_the_size_of_all(tmp_path: Path) -> None:
         X.append(tmp_path / f"{number}.png")
         Image.fromarray(generator.integers(0, 256, (side, side), dtype=np.uint8)).save(X[-1])
     assert small(max_iter=1).fit(X, [0, 1, *[-1] * 5])._format.shape == (1, 40, 40)
+
+
+# What a run that was written answers for files
+
+
+@FEW_UPDATES
+@pytest.mark.parametrize(
+    ("given", "in_files"),
+    [
+        (lambda images: (4 * images).astype(np.uint8), lambda images: 4 * images),
+        (lambda images: (4 * images).astype(np.int64), lambda images: 4 * images),
+        (lambda images: 4 * images, lambda images: 4 * images),
+        (lambda images: images.astype(np.uint8), lambda images: images),
+        (lambda images: images, lambda images: (255 / 16 * images).round()),
+        (lambda images: images.astype(np.int64), lambda images: (255 / 16 * images).round()),
+    ],
+    ids=["dark-bytes", "dark-ints", "dark-floats", "digits-bytes", "digits-floats", "digits-ints"],
+)
+def test_a_run_answers_for_files_as_for_arrays(given: Any, in_files: Any, tmp_path: Path) -> None:
+    images, truth = digits(40)
+    X = given(images)
+    model = small(max_iter=4, runs=tmp_path / "runs").fit(X, hidden(truth, 2))
+    (tmp_path / "files").mkdir()
+    paths = write(tmp_path / "files", in_files(images).astype(np.uint8))
+    answers = Predictor.load(model.run_).predict_files(paths)
+    probs = np.array([answer.probabilities for answer in answers])
+    np.testing.assert_allclose(probs, model.predict_proba(X), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "white"),
+    [
+        (np.array([0, 9], np.uint8), 255),
+        (np.array([0, 1]), 1),
+        (np.array([0, 9]), 16),
+        (np.array([0.0, 16.0]), 16),
+        (np.array([0.0, 90.0]), 255),
+        (np.array([0.5, 90.5], np.float32), 255),
+        (np.array([0.5, 20.5]), 20.5),
+        (np.array([-0.5, 90.5]), 90.5),
+        (np.array([0.5, 0.7]), 1),
+        (np.array([0.0, 4095.0]), 4095),
+    ],
+)
+def test_the_value_of_white(pixels: Array, white: float) -> None:
+    images = np.tile(pixels, (4, 8, 4))
+    format_, stored = first_inputs(None, images, None)
+    assert format_.high == white
+    scaled = (images - format_.low) / (white - format_.low)
+    np.testing.assert_allclose(stored.squeeze(1) / 255, scaled, atol=0.5 / 255 + 1e-6)
+
+
+@FEW_UPDATES
+@pytest.mark.parametrize("runs", [False, True])
+def test_bytes_that_strong_views_take_for_black_are_noted(runs: bool, tmp_path: Path) -> None:
+    images, truth = digits(40)
+    y = hidden(truth, 2)
+    settings = {"max_iter": 1, "runs": tmp_path / "runs"} if runs else {"max_iter": 1}
+    fixmatch = small(algorithm="fixmatch", **settings).fit(images.astype(np.uint8), y)
+    assert fixmatch.notes_[-1].startswith("the brightest pixel is 16 of 255, so strong views are made as of")
+    assert small(**settings).fit(images.astype(np.uint8), y).notes_ == []
+    assert small(algorithm="fixmatch", **settings).fit(images, y).notes_ == []
+
+
+def test_pixels_of_another_scale_are_warned_of() -> None:
+    images, truth = digits(40)
+    model = small(max_iter=2).fit(images, hidden(truth, 2))
+    said = "pixels reach from 0 to 1 only, those given to fit from 0 to 16: unless these images are so dull"
+    with pytest.warns(UserWarning, match=said) as caught:
+        model.predict_proba(images / 16)
+    assert caught[0].filename == __file__
+    model.predict_proba(images / 4)
+    model.predict_proba(np.zeros_like(images))
+    ints = small(max_iter=2).fit(as_bytes(images), hidden(truth, 2))
+    with pytest.warns(UserWarning, match="from 0 to 15 only, those given to fit from 0 to 254"):
+        ints.predict(as_bytes(images) // 16)
 
 
 def test_ready_made_features_with_the_graph_alone() -> None:

@@ -185,12 +185,16 @@ class SemiSupervisedClassifier(
             class_names=[str(label) for label in classes],
             train=torch.arange(len(inputs)),
             test=torch.arange(0),
-            white=max(1.0, float(inputs.max())) if format_.is_image and not format_.is_float else 255.0,
         )
         before = (self._weights, self._preprocessing) if goes_on else None
-        self._train(config, dataset, before)
+        found = self._train(config, dataset, before)
         self.classes_ = classes
         self.notes_ = _notes(classes, counts, len(inputs))
+        if "dark_images" in found:
+            self.notes_.append(
+                f"the brightest pixel is {int(inputs.max())} of 255, so strong views are made as of images "
+                f"that are nearly black: scale the pixels up to 255, or give them as floats"
+            )
         self._format: InputFormat = format_
         self._model: Any = self._built_model()
         for note in self.notes_ if self.verbose else ():
@@ -303,15 +307,14 @@ class SemiSupervisedClassifier(
         config: Config[Any],
         dataset: Dataset,
         before: tuple[dict[str, Tensor], Preprocessing] | None,
-    ) -> None:
-        """Trains and keeps what came out: settings, weights, preprocessing."""
+    ) -> set[str]:
+        """Trains and keeps what came out: settings, weights, preprocessing; kinds of findings in the data."""
         execution = Execution(device=self.device)
         with _one_at_a_time:
             try:
                 if self.runs is None:
-                    self._train_in_memory(config, dataset, execution, before)
-                else:
-                    self._train_into_run(config, dataset, execution)
+                    return self._train_in_memory(config, dataset, execution, before)
+                return self._train_into_run(config, dataset, execution)
             except NonFiniteLossError as error:
                 reason = str(error).partition(": ")[2].partition("; ")[0]
                 raise UserError(
@@ -325,7 +328,7 @@ class SemiSupervisedClassifier(
         dataset: Dataset,
         execution: Execution,
         before: tuple[dict[str, Tensor], Preprocessing] | None,
-    ) -> None:
+    ) -> set[str]:
         weights, preprocessing = before if before is not None else (None, None)
         with torch.random.fork_rng():
             job = build(config, dataset=dataset, execution=execution, preprocessing=preprocessing)
@@ -360,8 +363,9 @@ class SemiSupervisedClassifier(
         }
         self._preprocessing = job.preprocessing
         self._conclude(trainer.step, records[-1].loss, records[-1].health)
+        return {finding.kind for finding in job.check.findings}
 
-    def _train_into_run(self, config: Config[Any], dataset: Dataset, execution: Execution) -> None:
+    def _train_into_run(self, config: Config[Any], dataset: Dataset, execution: Execution) -> set[str]:
         if self.minutes is not None:
             raise UserError("minutes and runs cannot be used together: set max_iter instead")
         try:
@@ -376,6 +380,7 @@ class SemiSupervisedClassifier(
         last = run.read_lines("metrics.jsonl")[-1]
         self.run_ = run.path
         self._conclude(last["step"], last["loss"], last["health"])
+        return {finding["kind"] for finding in run.read_json("check.json")["findings"]}
 
     def _conclude(self, steps: int, loss: float, health: Mapping[str, float]) -> None:
         self.n_iter_, self.loss_ = steps, loss

@@ -1,8 +1,9 @@
 """Whatever is given as X to the images or vectors that the networks are trained on."""
 
 import os
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,19 @@ from manigraph.errors import UserError
 
 Kind = Literal["vectors", "images", "files"]
 
+WHITES = (1.0, 16.0, 255.0)
+"""Pixels that are whole numbers, but not of type uint8, are taken to reach to the first of these that none
+exceeds: black and white, scikit-learn's digits, bytes. Those of type uint8 reach to 255, as in files."""
+
+BYTES_FROM = 64.0
+"""Pixels with fractions are taken to reach to 255 if the brightest is from here to there; if it is below, too
+few of the 256 levels of grey would be left of them, and white is the brightest of them."""
+
 FAR_OUT = 0.5
-"""Float pixels that leave the range of the training images by more than this share of it are refused."""
+"""Pixels that leave the range that was found at fit by more than this share of it are refused."""
+
+NARROW = 1 / 8
+"""Pixels that cover less than this share of the range of the training images are warned of."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,9 @@ class InputFormat:
     high: float = 255.0
     """Pixels from here to there are stored as 0 to 255."""
     is_float: bool = False
+    darkest: float = 0.0
+    brightest: float = 0.0
+    """Of the pixels that were given as arrays."""
 
     @property
     def is_image(self) -> bool:
@@ -73,12 +88,18 @@ def first_inputs(estimator: Any, X: Any, image_size: int | None) -> tuple[InputF
         shape = common_shape([_header(path) for path in paths], image_size)
         return InputFormat(kind, shape), _decoded(paths, shape)
     array = _pixels(X)
-    low, high, is_float = 0.0, 255.0, array.dtype.kind == "f"
-    if is_float:
-        low, high = min(0.0, float(array.min())), max(1.0, float(array.max()))
-    given = InputFormat(kind, (), tuple(array.shape[1:]), low, high, is_float)
+    given = InputFormat(
+        kind,
+        shape=(),
+        given_shape=tuple(array.shape[1:]),
+        low=min(0.0, float(array.min())),
+        high=_white(array),
+        is_float=array.dtype.kind == "f",
+        darkest=float(array.min()),
+        brightest=float(array.max()),
+    )
     images = _stored(array, given, is_tensor=isinstance(X, Tensor))
-    return InputFormat(kind, tuple(images.shape[1:]), given.given_shape, low, high, is_float), images
+    return replace(given, shape=tuple(images.shape[1:])), images
 
 
 def further_inputs(estimator: Any, X: Any, known: InputFormat) -> Tensor:
@@ -112,7 +133,9 @@ def further_inputs(estimator: Any, X: Any, known: InputFormat) -> Tensor:
     if (array.dtype.kind == "f") != known.is_float:
         before, now = ("floats", "whole numbers") if known.is_float else ("whole numbers", "floats")
         raise UserError(f"pixels are {now}, but {before} were given to fit: give the same kind")
-    return _stored(array, known, is_tensor=isinstance(X, Tensor))
+    stored = _stored(array, known, is_tensor=isinstance(X, Tensor))
+    _warn_if_narrow(array, known)
+    return stored
 
 
 def _named(kind: Kind) -> str:
@@ -168,26 +191,49 @@ def _pixels(X: Any) -> npt.NDArray[Any]:
     return array
 
 
+def _white(array: npt.NDArray[Any]) -> float:
+    """The value of full brightness, as far as the pixels tell."""
+    brightest = float(array.max())
+    if array.dtype == np.uint8:
+        return 255.0
+    if array.dtype.kind != "f" or (array == np.round(array)).all():
+        return next((white for white in WHITES if brightest <= white), brightest)
+    if array.min() >= 0 and BYTES_FROM <= brightest <= 255:
+        return 255.0
+    return max(1.0, brightest)
+
+
 def _stored(array: npt.NDArray[Any], given: InputFormat, *, is_tensor: bool) -> Tensor:
     """(N, channels, height, width) uint8."""
     low, high = float(array.min()), float(array.max())
-    if given.is_float:
-        room = FAR_OUT * (given.high - given.low)
-        if low < given.low - room or high > given.high + room:
-            raise UserError(
-                f"pixels reach from {low:.3g} to {high:.3g}, those given to fit from {given.low:.3g} to "
-                f"{given.high:.3g}: scale them alike"
-            )
-        array = ((array - given.low) / (given.high - given.low)).clip(0, 1).astype(np.float32)
-    elif low < 0 or high > 255:
+    if not given.is_float and (low < 0 or high > 255):
         raise UserError(
             f"whole-number pixels must be from 0 to 255, got {low:.0f} to {high:.0f}: scale them, or "
             f"give floats"
         )
+    reach = given.high - given.low
+    if low < given.low - FAR_OUT * reach or high > given.high + FAR_OUT * reach:
+        raise UserError(
+            f"pixels reach from {low:.3g} to {high:.3g}, those given to fit from {given.low:.3g} to "
+            f"{given.high:.3g}: scale them alike"
+        )
+    if given.is_float or given.high != 255:
+        array = ((array - given.low) / reach).clip(0, 1).astype(np.float32)
     else:
         array = array.astype(np.uint8)
     # Where the shape fits both orders of channels, arrays have them last and tensors first.
     return stored_images(torch.from_numpy(array) if is_tensor else array)
+
+
+def _warn_if_narrow(array: npt.NDArray[Any], given: InputFormat) -> None:
+    """Images of one grey alone say nothing about their scale."""
+    low, high = float(array.min()), float(array.max())
+    if 0 < high - low < NARROW * (given.brightest - given.darkest):
+        warnings.warn(
+            f"pixels reach from {low:.3g} to {high:.3g} only, those given to fit from {given.darkest:.3g} to "
+            f"{given.brightest:.3g}: unless these images are so dull, scale them alike",
+            stacklevel=5,
+        )
 
 
 def _header(path: Path) -> Header:
