@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,6 +171,44 @@ def test_whatever_was_stopped_goes_on_and_ends_as_if_it_never_had(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run-control"]
     with pytest.raises(UserError, match="and its control are finished: there is nothing to go on with"):
         resume_both(tmp_path / resumed, locations=locations)
+
+
+def test_a_run_is_gone_on_with_from_inside(
+    order: Order, tmp_path: Path, locations: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control goes beside the run, not into it."""
+    with pytest.raises(Interrupted):
+        train_both(order, tmp_path, name="run", locations=locations, observer=Stopper("run", 4))
+    monkeypatch.chdir(tmp_path / "run")
+    outcome = resume_both(Path(), locations=locations)
+    assert outcome.control is not None
+    assert outcome.control.path.resolve() == tmp_path.resolve() / "run-control"
+    assert outcome.control.read_json(CHOICES_FILE)["control_of"]["name"] == "run"
+    assert outcome.verdict is not None
+    assert outcome.verdict.control.run == "run-control"
+    assert not [path for path in (tmp_path / "run").iterdir() if "control" in path.name]
+    monkeypatch.chdir(tmp_path / "run-control")
+    assert main_run(Path()).path == tmp_path.resolve() / "run"
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"control_of": "x"},
+        {"control_of": {"name": "run"}},
+        {"control_of": {"name": 1, "id": "x"}},
+        {"control_of": {"name": "../run", "id": "x"}},
+        {"control": "x"},
+        {"control": {}, "control_seconds": "long"},
+    ],
+)
+def test_choices_that_say_something_else_are_damaged(
+    choices: dict[str, Any], finished: Path, tmp_path: Path, locations: Locations
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    RunDirectory(run).write_json(CHOICES_FILE, choices)
+    with pytest.raises(UserError, match=r"choices\.json' is damaged: (it|control_of) does not say"):
+        resume_both(run, locations=locations)
 
 
 def test_a_lost_verdict_is_made_again_and_nothing_else(

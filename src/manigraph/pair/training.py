@@ -148,12 +148,14 @@ def _go_on(
 
 def main_run(path: Path) -> RunDirectory:
     """The run at `path`, or the one whose control is there."""
+    if path.name in ("", ".."):  # inside the run: the folder that a control goes to is not in the path
+        path = path.resolve()
     run = RunDirectory.open(path)
-    other = _choices(run).get("control_of")
+    other = _control_of(run)
     if other is None:
         return run
-    main = path.parent / str(other.get("name"))
-    if (main / "config.json").is_file() and RunDirectory.open(main).id == other.get("id"):
+    main = path.parent / other["name"]
+    if (main / "config.json").is_file() and RunDirectory.open(main).id == other["id"]:
         return RunDirectory.open(main)
     return run
 
@@ -164,8 +166,10 @@ def planned_control(run: RunDirectory) -> tuple[Config[Any] | None, float]:
     values = choices.get("control")
     if values is None:
         return None, 0.0
-    control = from_dict(values, source=str(run.path / CHOICES_FILE))
-    return control, float(choices.get("control_seconds", 0.0))
+    path, seconds = run.path / CHOICES_FILE, choices.get("control_seconds", 0.0)
+    if not isinstance(values, dict) or type(seconds) not in (int, float):
+        raise UserError(f"'{path}' is damaged: it does not say the settings of a control")
+    return from_dict(values, source=str(path)), float(seconds)
 
 
 def control_run(run: RunDirectory) -> RunDirectory | None:
@@ -173,7 +177,8 @@ def control_run(run: RunDirectory) -> RunDirectory | None:
     for path in sorted(run.path.parent.glob(f"{glob.escape(run.path.name)}-control*")):
         if (path / "config.json").is_file():
             control = RunDirectory(path)
-            if _choices(control).get("control_of", {}).get("id") == run.id:
+            other = _control_of(control)
+            if other is not None and other["id"] == run.id:
                 return control
     return None
 
@@ -186,6 +191,18 @@ def final_evaluations(run: RunDirectory) -> dict[Part, Evaluation]:
         for line in run.read_lines("evaluations.jsonl")
         if line["final"]
     }
+
+
+def _control_of(run: RunDirectory) -> dict[str, str] | None:
+    """The name and the id of the run to which a control belongs; None if this is no control."""
+    other = _choices(run).get("control_of")
+    if other is None:
+        return None
+    name, id_ = (other.get(key) if isinstance(other, dict) else None for key in ("name", "id"))
+    if not isinstance(name, str) or not isinstance(id_, str) or Path(name).name != name:
+        path = run.path / CHOICES_FILE
+        raise UserError(f"'{path}' is damaged: control_of does not say the name and the id of a run")
+    return {"name": name, "id": id_}
 
 
 def _choices(run: RunDirectory) -> Mapping[str, Any]:
