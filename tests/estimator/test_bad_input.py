@@ -202,7 +202,21 @@ def test_other_images_than_those_of_fit(tmp_path: Path) -> None:
             "unknown setting of manifold_graph 'epsilom': did you mean 'epsilon'?",
         ),
         ({"settings": {"epsilon": -1}}, "epsilon must be at least 0, xi above 0"),
-        ({"settings": {"epsilon": "big"}}, "a setting of manifold_graph has a value of another type"),
+        ({"settings": {"epsilon": "big"}}, "epsilon must be a number, got 'big'"),
+        ({"settings": {"epsilon": True}}, "epsilon must be a number, got True"),
+        ({"settings": {"num_heads": 1.5}}, "num_heads must be a whole number, got 1.5"),
+        ({"settings": {"comparison": "pi_vta"}}, "unknown comparison 'pi_vta': did you mean 'pi_vat'?"),
+        ({"settings": {"nodes": 3}}, "nodes must be one of 'generated', 'labelled_images', got 3"),
+        ({"settings": ["epsilon"]}, "settings must be a dict or None, got ['epsilon']"),
+        ({"augmentation": {"flip": "yes"}}, "flip must be True or False, got 'yes'"),
+        ({"augmentation": {"padding": "mirror"}}, "unknown padding 'mirror': choose one of: edge, reflect"),
+        ({"algorithm": 3}, "algorithm must be text, got 3"),
+        ({"max_iter": "many"}, "max_iter must be a whole number or None, got 'many'"),
+        ({"image_size": 8.5}, "image_size must be a whole number or None, got 8.5"),
+        ({"labelled_batch": None}, "labelled_batch must be a whole number, got None"),
+        ({"learning_rate": "high"}, "learning_rate must be a number or None, got 'high'"),
+        ({"warm_start": "no"}, "warm_start must be True or False, got 'no'"),
+        ({"runs": 3}, "runs must be text or a path or None, got 3"),
         ({"augmentation": {"mirror": True}}, "unknown augmentation 'mirror'"),
         ({"backbone": "cnn"}, "unknown backbone 'cnn': did you mean 'cnn13'?"),
         ({"backbone": "cnn13"}, "use the backbone 'mlp' for vectors"),
@@ -210,6 +224,7 @@ def test_other_images_than_those_of_fit(tmp_path: Path) -> None:
         ({"minutes": 0}, "minutes must be above 0, got 0"),
         ({"unlabelled_batch": 1}, "labelled_batch and unlabelled_batch must be at least 2, got 32 and 1"),
         ({"learning_rate": -1.0}, "max_learning_rate must be positive and finite, got -1.0"),
+        ({"device": 3}, "there is no device '3': use auto, cpu, cuda or cuda:1"),
         ({"device": "tpu"}, "there is no device 'tpu': use auto, cpu, cuda or cuda:1"),
         (
             {"runs": "somewhere", "minutes": 1},
@@ -220,6 +235,26 @@ def test_other_images_than_those_of_fit(tmp_path: Path) -> None:
 )
 def test_settings(settings: dict[str, Any], said: str) -> None:
     assert said in refusal(X, Y, **{"algorithm": "manifold_graph", **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"prototype_update": "nope"},
+            "unknown prototype_update 'nope': did you mean 'none'?",
+        ),
+        (
+            {"comparison": "nope"},
+            "unknown comparison 'nope': choose one of: fixmatch, mean_teacher, pi_model, pi_vat",
+        ),
+        ({"prototypes_per_class": "five"}, "prototypes_per_class must be a whole number, got 'five'"),
+        ({"warmup_fraction": "short"}, "warmup_fraction must be a number, got 'short'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_settings_of_the_graph(settings: dict[str, Any], said: str) -> None:
+    assert str_of(lambda: ManifoldGraphClassifier(max_iter=1, **settings).fit(X, Y)) == said
 
 
 def test_training_that_blows_up_says_what_to_do() -> None:

@@ -1,5 +1,6 @@
 """`fit`, `predict` and the rest, on images, files and vectors; what scikit-learn's tools make of them."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -501,6 +502,22 @@ def test_settings_reach_the_method() -> None:
     assert config.schedule.max_learning_rate == 0.03
     assert config.training.weight_decay == 0.0
     assert (config.backbone.width, config.backbone.dropout) == (0.5, 0.1)
+
+
+@FEW_UPDATES
+def test_numbers_may_be_those_of_numpy(tmp_path: Path) -> None:
+    X, truth = blobs()
+    few, share = np.int64(2), np.float32(0.5)
+    model = ManifoldGraphClassifier(prototypes_per_class=few, max_iter=few, width=share, runs=tmp_path)
+    method = model.fit(X, hidden(truth, 2)).config_.method
+    assert type(method.prototypes_per_class) is int
+    assert json.loads((model.run_ / "config.json").read_text())["backbone"]["width"] == 0.5
+
+
+def test_a_device_of_torch(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    model, X, _ = fitted(device=cpu, runs=tmp_path)
+    np.testing.assert_array_equal(model.predict_proba(X), fitted(device="cpu")[0].predict_proba(X))
 
 
 def test_both_estimators_choose_the_same() -> None:

@@ -1,12 +1,13 @@
 """Methods that learn from unlabelled data, as estimators of scikit-learn."""
 
+import os
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from manigraph.estimator.labels import (
     label_column,
 )
 from manigraph.estimator.settings import automatic_config
+from manigraph.estimator.values import checked
 from manigraph.nn import load_trained_state
 from manigraph.nn.memory import trained_state
 from manigraph.session import clean_images
@@ -131,8 +133,8 @@ class SemiSupervisedClassifier(
         weight_decay: float | None = None,
         warm_start: bool = False,
         random_state: Any = None,
-        device: str = "auto",
-        runs: Any = None,
+        device: str | torch.device = "auto",
+        runs: str | os.PathLike[str] | None = None,
         verbose: bool | int = False,
     ) -> None:
         self.algorithm = algorithm
@@ -165,6 +167,7 @@ class SemiSupervisedClassifier(
             X: Images, names of image files, or vectors.
             y: Their labels, of any kind; -1 (see `unlabelled`), None or NaN where the class is not known.
         """
+        given = self._given()
         goes_on = bool(self.warm_start) and hasattr(self, "classes_")
         if goes_on and self.runs is not None:
             raise UserError(
@@ -174,7 +177,7 @@ class SemiSupervisedClassifier(
             format_: InputFormat = self._format
             inputs = further_inputs(self, X, format_)
         else:
-            format_, inputs = first_inputs(self, X, self.image_size)
+            format_, inputs = first_inputs(self, X, given["image_size"])
         classes, numbers = self._labels(y, inputs, goes_on=goes_on)
         counts = np.bincount(numbers[numbers >= 0], minlength=len(classes)).tolist()
         config = self._config(format_, counts, len(inputs))
@@ -272,15 +275,24 @@ class SemiSupervisedClassifier(
     def _hint_at_unlabelled(self) -> str:
         return f" ({self.unlabelled!r} means unlabelled; if it is a class of yours, set unlabelled=None)"
 
+    def _given(self) -> dict[str, Any]:
+        """All parameters, of the types that the constructor says they have."""
+        types = get_type_hints(SemiSupervisedClassifier.__init__)
+        del types["return"]
+        return {name: checked(name, getattr(self, name), hint) for name, hint in types.items()}
+
     def _config(self, format_: InputFormat, counts: list[int], num_inputs: int) -> Config[Any]:
-        if self.max_iter is not None and self.max_iter < 1:
-            raise UserError(f"max_iter must be at least 1, got {self.max_iter}")
-        if self.minutes is not None and not self.minutes > 0:
-            raise UserError(f"minutes must be above 0, got {self.minutes}")
-        if min(self.labelled_batch, self.unlabelled_batch) < 2:
+        given = self._given()
+        max_iter, minutes = given["max_iter"], given["minutes"]
+        labelled_batch, unlabelled_batch = given["labelled_batch"], given["unlabelled_batch"]
+        if max_iter is not None and max_iter < 1:
+            raise UserError(f"max_iter must be at least 1, got {max_iter}")
+        if minutes is not None and not minutes > 0:
+            raise UserError(f"minutes must be above 0, got {minutes}")
+        if min(labelled_batch, unlabelled_batch) < 2:
             raise UserError(
-                f"labelled_batch and unlabelled_batch must be at least 2, got {self.labelled_batch} and "
-                f"{self.unlabelled_batch}"
+                f"labelled_batch and unlabelled_batch must be at least 2, got {labelled_batch} and "
+                f"{unlabelled_batch}"
             )
         config = automatic_config(
             self.algorithm,
@@ -290,13 +302,13 @@ class SemiSupervisedClassifier(
             settings=self._method_settings(),
             augmentation=self.augmentation or {},
             backbone=self.backbone,
-            width=self.width,
-            dropout=self.dropout,
-            steps=self.max_iter,
-            labelled_batch=self.labelled_batch,
-            unlabelled_batch=self.unlabelled_batch,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
+            width=given["width"],
+            dropout=given["dropout"],
+            steps=max_iter,
+            labelled_batch=labelled_batch,
+            unlabelled_batch=unlabelled_batch,
+            learning_rate=given["learning_rate"],
+            weight_decay=given["weight_decay"],
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
         )
         every = max(1, config.training.steps // LINES) if self.verbose else config.training.steps
@@ -309,7 +321,7 @@ class SemiSupervisedClassifier(
         before: tuple[dict[str, Tensor], Preprocessing] | None,
     ) -> set[str]:
         """Trains and keeps what came out: settings, weights, preprocessing; kinds of findings in the data."""
-        execution = Execution(device=self.device)
+        execution = Execution(device=str(self.device))
         with _one_at_a_time:
             try:
                 if self.runs is None:
@@ -420,7 +432,7 @@ class SemiSupervisedClassifier(
         with _one_at_a_time, torch.random.fork_rng():
             algorithm = build_algorithm(self.config_, self._format.shape, len(self.classes_))
         load_trained_state(algorithm, self._weights)
-        model = algorithm.inference_model().eval().to(choose_device(self.device))
+        model = algorithm.inference_model().eval().to(choose_device(str(self.device)))
         # Vectors are cheap, and in float64 a prediction does not depend on what it was asked together with.
         return model if self._format.is_image else model.double()
 

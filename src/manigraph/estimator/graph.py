@@ -1,7 +1,10 @@
 """The method of the package as an estimator, with its own settings as parameters."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from manigraph.estimator.classifier import SemiSupervisedClassifier
 
@@ -89,8 +92,8 @@ class ManifoldGraphClassifier(SemiSupervisedClassifier):
         weight_decay: float | None = None,
         warm_start: bool = False,
         random_state: Any = None,
-        device: str = "auto",
-        runs: Any = None,
+        device: str | torch.device = "auto",
+        runs: str | os.PathLike[str] | None = None,
         verbose: bool | int = False,
     ) -> None:
         self.prototypes_per_class = prototypes_per_class

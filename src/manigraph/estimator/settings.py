@@ -16,13 +16,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 from manigraph.catalogue import ALGORITHMS
 from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig
-from manigraph.errors import UnknownNameError, UserError
+from manigraph.errors import UnknownNameError
+from manigraph.estimator.values import checked
 from manigraph.recipes.parts import averaged, method_config
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
@@ -181,7 +182,5 @@ def _changed(config: Any, settings: Mapping[str, Any], kind: str) -> Any:
     for name in settings:
         if name not in legal:
             raise UnknownNameError(kind, str(name), legal)
-    try:
-        return replace(config, **settings)
-    except TypeError as error:
-        raise UserError(f"a {kind} has a value of another type than it must have: {error}") from None
+    types = get_type_hints(type(config))
+    return replace(config, **{name: checked(name, value, types[name]) for name, value in settings.items()})
