@@ -146,6 +146,20 @@ def test_images_that_cannot_be_compared_on_get_no_control(tmp_path: Path, called
     assert "verdict" not in output
 
 
+@pytest.mark.parametrize("minutes", ["0", "0.02"])
+def test_without_held_out_images_settings_that_are_given_get_no_control_either(
+    minutes: str, tmp_path: Path, called: Call
+) -> None:
+    photo_folder(tmp_path / "photos", per_class=3, unlabelled=12, test=0)
+    target = ["photos"] if minutes == "0" else ["folder_features", "--data.path", "photos", "--control"]
+    options = ["--data.validation", "0", "--minutes", minutes, *QUICK[:2], "--batch.labelled", "2"]
+    output = called("train", *target, *options, "--batch.unlabelled", "4")
+    said = "no control is trained: no image is held out on which both could be compared"
+    assert output.count(said) == 1
+    assert "verdict" not in output
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
 def test_a_csv_of_labels_works_as_well(tmp_path: Path) -> None:
     lines = ["path,label"]
     for i in range(30):

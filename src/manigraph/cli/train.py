@@ -29,6 +29,11 @@ DEFAULT_ALGORITHM = "manifold_graph"
 DEFAULT_MINUTES = 10.0
 """For own images."""
 
+NO_CONTROL = (
+    "no control is trained: no image is held out on which both could be compared (add a folder 'test', or set "
+    "--data.validation)"
+)
+
 HELP = """\
 usage: manigraph train RECIPE|PATH [--algorithm NAME] [--file CONFIG.json] [OPTIONS]
        manigraph train --resume RUN [OPTIONS]
@@ -160,21 +165,29 @@ def _order(
 ) -> "Order":
     """What is to be trained: as it was set, or chosen for the time there is."""
     from manigraph.pair.choice import choose_for
-    from manigraph.pair.training import Order
+    from manigraph.pair.training import Order, holds_images_out
     from manigraph.recipes.automatic import control_of
 
+    locations = _locations(options)
+    control, is_own = options.control, recipe == OWN_IMAGES
     if options.minutes == 0:
-        wants_control = options.control and ALGORITHMS.get(options.config.algorithm).uses_unlabelled
-        return Order(options.config, control_of(options.config) if wants_control else None)
+        control = control and ALGORITHMS.get(options.config.algorithm).uses_unlabelled
+    # Where settings of own images are chosen, the choice finds that out, and says it.
+    if control and not (is_own and options.minutes > 0):
+        control = holds_images_out(options.config, processes, locations=locations, progress=display.data)
+        if not control:
+            display.show(NO_CONTROL)
+    if options.minutes == 0:
+        return Order(options.config, control_of(options.config) if control else None)
     everything = _file_options(arguments) + arguments
     order = choose_for(
         options.config,
-        is_own=recipe == OWN_IMAGES,
+        is_own=is_own,
         minutes=options.minutes,
-        control=options.control,
+        control=control,
         given=_names(everything),
         settle=lambda config: _parse(config, everything, program="manigraph train").config,
-        locations=_locations(options),
+        locations=locations,
         progress=display.data,
         execution=options.execution,
         processes=processes,

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from manigraph.build import load_dataset, split_dataset
 from manigraph.config import Config, as_dict, from_dict
-from manigraph.data.cache import silent
+from manigraph.data.cache import Progress, silent
 from manigraph.data.locations import Locations
 from manigraph.engine import resume, train
 from manigraph.errors import UserError
@@ -24,6 +25,7 @@ from manigraph.pair.verdict import VERDICT_FILE, Verdict, compare
 from manigraph.recipes.reasons import Reason
 from manigraph.runs import RunDirectory
 from manigraph.training.evaluation import Evaluation
+from manigraph.training.processes import Processes
 from manigraph.training.selection import Part
 
 CHOICES_FILE = "choices.json"
@@ -88,6 +90,32 @@ def train_both(
         stage("1 of 2, with unlabelled images", order.control_seconds)
     run, _ = train(order.config, runs, name=name, locations=locations, notes=order.notes(), **how)
     return _go_on(run, order.control, locations=locations, stage=stage, **how)
+
+
+def holds_images_out(
+    config: Config[Any],
+    processes: Processes,
+    *,
+    locations: Locations | None = None,
+    progress: Progress = silent,
+) -> bool:
+    """Whether images are left on which a run and its control can be compared.
+
+    Args:
+        config: Of the run.
+        processes: All processes of the training.
+        locations: Where data sets and decoded pixels are.
+        progress: Called while data is read.
+    """
+    if config.data.validation and not config.data.split:
+        return True
+    with processes.one_after_the_other():
+        dataset = load_dataset(config.data, locations, progress)
+    try:
+        split = split_dataset(config.data, dataset, config.seed)
+    except UserError:
+        return True  # training says what is wrong, with all else that is
+    return len(split.validation) + len(split.test) > 0
 
 
 def resume_both(
