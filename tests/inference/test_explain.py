@@ -19,6 +19,7 @@ from manigraph.inference.pictures import picture_of
 from manigraph.inference.predictor import Predictor
 from manigraph.runs import RunDirectory
 from tests.inference.conftest import VARIANTS, K, quick
+from tests.inference.pictures import save_digits
 
 RunOf = Callable[[str], RunDirectory]
 
@@ -96,6 +97,16 @@ def test_shares_are_those_of_the_graph(variant: str, run_of: RunOf) -> None:
         assert weights[prototype["number"]] == prototype["attention"]
         assert prototype["class"] == str(prototype["number"] // K)
         assert prototype["number_in_class"] == prototype["number"] % K + 1
+
+
+def test_prototypes_have_the_numbers_that_predict_says(run_of: RunOf, tmp_path: Path) -> None:
+    predictor, dataset = predictor_and_data(run_of("per_image"))
+    paths = save_digits(tmp_path, range(6))
+    for index, answer in enumerate(predictor.predict_files(paths, nearest=4)):
+        said = explain(predictor, dataset.images[index], dataset, prototypes=4, neighbours=1).facts
+        assert [(node.class_name, node.number) for node in answer.nearest] == [
+            (prototype["class"], prototype["number_in_class"]) for prototype in said["prototypes"]
+        ]
 
 
 def test_without_the_graph_means_the_linear_layer_on_raw_features(run_of: RunOf) -> None:

@@ -62,7 +62,7 @@ def test_the_nearest_prototypes_are_those_an_image_hears_most_of(
     for answer, row in zip(answers, attention, strict=True):
         best = row.argsort(descending=True)[:4].tolist()
         assert [(node.class_name, node.number) for node in answer.nearest] == [
-            (str(place // K), place % K) for place in best
+            (str(place // K), place % K + 1) for place in best
         ]
         assert [node.weight for node in answer.nearest] == pytest.approx(row[best].tolist(), abs=1e-6)
 

@@ -30,8 +30,8 @@ DEFAULT_MINUTES = 10.0
 """For own images."""
 
 NO_CONTROL = (
-    "no control is trained: no image is held out on which both could be compared (add a folder 'test', or set "
-    "--data.validation)"
+    "no control is trained: no image is held out on which both could be compared (add a folder 'test', or "
+    "set --data.validation)"
 )
 
 HELP = """\

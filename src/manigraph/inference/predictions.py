@@ -20,7 +20,7 @@ class NearNode:
 
     class_name: str
     number: int
-    """Within its class, from 0."""
+    """Within its class, from 1, as in explanations and reports."""
     weight: float
     """What of all the image hears comes from it."""
 
@@ -96,7 +96,7 @@ def _nearest(predictor: Predictor, answers: Answers, nearest: int) -> list[tuple
     per_class = len(classes) // len(names)
     return [
         tuple(
-            NearNode(names[classes[node]], node % per_class, weight)
+            NearNode(names[classes[node]], node % per_class + 1, weight)
             for node, weight in zip(row, row_weights, strict=True)
         )
         for row, row_weights in zip(nodes.tolist(), weights.tolist(), strict=True)

@@ -1,7 +1,7 @@
 r"""Answers as CSV or parquet, written while they come.
 
 One row for each image: path, class, probability, `p_CLASS` for every class, and for runs with a graph the
-prototypes that the image hears most of, as `nearest_1` (`cat #3` is prototype 3 of the cats, from 0) and
+prototypes that the image hears most of, as `nearest_1` (`cat #3` is prototype 3 of the cats, from 1) and
 `nearest_1_weight`.
 
 Class names and paths may hold anything. In parquet they are what they are. In CSV what terminals would obey
