@@ -10,6 +10,7 @@ from typing import Any
 
 import joblib
 import numpy as np
+import pandas  # type: ignore[import-untyped]
 import pytest
 import torch
 from PIL import Image
@@ -66,6 +67,13 @@ def as_bytes(images: Array) -> Array:
     return (images * 15.9).astype(np.uint8)
 
 
+def objects(rows: Array) -> Array:
+    """A row of arrays."""
+    array = np.empty(len(rows), dtype=object)
+    array[:] = list(rows)
+    return array
+
+
 FORMS: dict[str, Callable[[Array], Any]] = {
     "ints": lambda images: as_bytes(images).astype(np.int64),
     "channel": lambda images: as_bytes(images)[..., None],
@@ -73,6 +81,10 @@ FORMS: dict[str, Callable[[Array], Any]] = {
     "tensor": lambda images: torch.from_numpy(as_bytes(images)).unsqueeze(1),
     "pillow": lambda images: [Image.fromarray(image) for image in as_bytes(images)],
     "lists": lambda images: as_bytes(images).tolist(),
+    "objects": lambda images: objects(as_bytes(images)),
+    "series": lambda images: pandas.Series(list(as_bytes(images))),
+    "tensors": lambda images: list(torch.from_numpy(as_bytes(images) / 255).requires_grad_()),
+    "learned": lambda images: torch.from_numpy(as_bytes(images) / 255).requires_grad_(),
 }
 
 
@@ -83,6 +95,40 @@ def test_images_in_all_forms(form: str) -> None:
     X = FORMS[form](images)
     expected = small(max_iter=2).fit(as_bytes(images), y).predict_proba(as_bytes(images))
     np.testing.assert_allclose(small(max_iter=2).fit(X, y).predict_proba(X), expected, rtol=1e-6)
+
+
+def test_bfloat16() -> None:
+    images, truth = digits(40)
+    X = torch.from_numpy(images).bfloat16()  # which has all whole numbers up to 256
+    expected = small(max_iter=2).fit(images, hidden(truth, 2)).predict_proba(images)
+    for same in (X, list(X)):
+        np.testing.assert_array_equal(
+            small(max_iter=2).fit(same, hidden(truth, 2)).predict_proba(X), expected
+        )
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda X: torch.from_numpy(X).requires_grad_(),
+        lambda X: list(torch.from_numpy(X).requires_grad_()),
+        lambda X: objects(X),
+        lambda X: pandas.DataFrame({"embedding": list(X)})["embedding"],
+    ],
+    ids=["learned", "tensors", "objects", "column"],
+)
+def test_vectors_in_all_forms(form: Any) -> None:
+    model, X, truth = fitted()
+    again = small().fit(form(X), hidden(truth, 2))
+    np.testing.assert_array_equal(again.predict_proba(form(X)), model.predict_proba(X))
+
+
+def test_vectors_of_bfloat16() -> None:
+    X, truth = blobs()
+    rounded = torch.from_numpy(X).bfloat16()
+    model = small(max_iter=40).fit(rounded, hidden(truth, 2))
+    np.testing.assert_array_equal(model.predict_proba(rounded), model.predict_proba(rounded.double()))
+    assert model.score(rounded, truth) > 0.9
 
 
 @FEW_UPDATES
@@ -137,7 +183,18 @@ def write(folder: Path, images: Array) -> list[Path]:
 
 
 @FEW_UPDATES
-@pytest.mark.parametrize("kind", [list, lambda paths: [str(path) for path in paths], np.array])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        list,
+        lambda paths: [str(path) for path in paths],
+        np.array,
+        pandas.Series,
+        lambda paths: pandas.Series(map(str, paths), index=range(len(paths), 0, -1)),
+        lambda paths: pandas.Series(map(str, paths), dtype="string").array,
+    ],
+    ids=["paths", "names", "array", "series", "series-of-text", "array-of-text"],
+)
 def test_names_of_files(kind: Any, tmp_path: Path) -> None:
     images, truth = digits(40)
     X = kind(write(tmp_path, as_bytes(images)))
@@ -266,6 +323,9 @@ def test_ready_made_features_with_the_graph_alone() -> None:
         (np.array(["cat", "dog", "owl"], dtype=object), -1),
         (np.array(["cat", "dog", "owl"], dtype=object), "-1"),
         (np.array(["cat", "dog", "owl"]), "-1"),
+        (np.array(["cat", "dog", "owl"], dtype=object), ""),
+        (np.array(["cat", "dog", "owl"]), ""),
+        (np.array(["cat", "dog", "owl"]), " "),
         (np.array([10, 20, 70]), -1),
         (np.array([1.0, 2.0, 7.0]), np.nan),
         (np.array([1, 2, 7], dtype=object), None),
@@ -278,6 +338,9 @@ def test_ready_made_features_with_the_graph_alone() -> None:
         "minus-one",
         "text-object",
         "text",
+        "empty-object",
+        "empty",
+        "blank",
         "ints",
         "floats",
         "objects",
@@ -313,8 +376,6 @@ def test_truth_values_are_classes() -> None:
 
 
 def test_pandas_objects() -> None:
-    import pandas  # type: ignore[import-untyped]
-
     X, truth = blobs()
     frame = pandas.DataFrame(X, columns=list("abcd"))
     y = pandas.Series(hidden(truth, 2)).astype("Int64").replace(-1, pandas.NA)

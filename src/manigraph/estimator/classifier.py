@@ -66,7 +66,7 @@ class SemiSupervisedClassifier(
         settings: Settings of the method by name, as in `manigraph train digits --help` after `--method.`;
             others are chosen.
         unlabelled: The label that means that the class is not known; among strings its text means it too.
-            None and NaN always do. With None here, nothing else does, and -1 can be a class.
+            None, NaN and empty text always do. With None here, nothing else does, and -1 can be a class.
         backbone: Network that makes the features (`manigraph list backbones`). `head` is none: for vectors
             that are good features already, such as embeddings of a pretrained network.
         width: Multiplier on its channels.
@@ -165,7 +165,7 @@ class SemiSupervisedClassifier(
 
         Args:
             X: Images, names of image files, or vectors.
-            y: Their labels, of any kind; -1 (see `unlabelled`), None or NaN where the class is not known.
+            y: Their labels, of any kind; -1 (see `unlabelled`), None, NaN or "" where the class is not known.
         """
         given = self._given()
         goes_on = bool(self.warm_start) and hasattr(self, "classes_")

@@ -58,6 +58,21 @@ class InputFormat:
         return self.kind != "vectors"
 
 
+def _unpacked(X: Any) -> Any:
+    """X, as a list if it is a row of things, such as an array of arrays or a column of a table."""
+    if isinstance(X, (str, os.PathLike)):
+        raise UserError(f"X is one name, '{os.fspath(X)}': give a list of names of image files")
+    holds_things = getattr(getattr(X, "dtype", None), "kind", "O") in "OUT"  # objects or text, not numbers
+    if isinstance(X, Tensor) or not holds_things or len(getattr(X, "shape", ())) != 1:
+        return X
+    things = list(X)
+    return things if any(map(_is_name, things)) or (things and _as_array(things[0]).ndim) else X
+
+
+def _is_name(thing: Any) -> bool:
+    return isinstance(thing, (str, os.PathLike))
+
+
 def kind_of(X: Any) -> Kind:
     """What X holds, by its shape: names of files in one row, vectors in two dimensions, else images."""
     if _are_names(X):
@@ -73,6 +88,7 @@ def kind_of(X: Any) -> Kind:
 
 def first_inputs(estimator: Any, X: Any, image_size: int | None) -> tuple[InputFormat, Tensor]:
     """What is given to `fit`, stored, and how that was done."""
+    X = _unpacked(X)
     kind = kind_of(X)
     if kind == "vectors":
         vectors = _vectors(estimator, X, reset=True)
@@ -104,6 +120,7 @@ def first_inputs(estimator: Any, X: Any, image_size: int | None) -> tuple[InputF
 
 def further_inputs(estimator: Any, X: Any, known: InputFormat) -> Tensor:
     """What is given after `fit`, stored in the same way."""
+    X = _unpacked(X)
     kind = kind_of(X)
     if kind != known.kind and "vectors" not in (kind, known.kind):
         raise UserError(
@@ -147,16 +164,19 @@ def _sizes(shape: Sequence[int]) -> str:
 
 
 def _are_names(X: Any) -> bool:
-    if isinstance(X, (str, os.PathLike)):
-        raise UserError(f"X is one name, '{os.fspath(X)}': give a list of names of image files")
-    if isinstance(X, np.ndarray) and (X.ndim != 1 or X.dtype.kind not in "UO"):
+    if not isinstance(X, (list, tuple)) or not any(_is_name(thing) for thing in X):
         return False
-    if not isinstance(X, (list, tuple, np.ndarray)) or len(X) == 0:
-        return False
-    return all(isinstance(name, (str, os.PathLike)) for name in X)
+    for row, thing in enumerate(X):
+        if not _is_name(thing):
+            raise UserError(f"X holds names of files, but {thing!r} in row {row}: give names alone")
+    return True
 
 
 def _vectors(estimator: Any, X: Any, *, reset: bool) -> Tensor:
+    if isinstance(X, Tensor):
+        X = _as_array(X)
+    elif isinstance(X, (list, tuple)) and any(isinstance(row, Tensor) for row in X):
+        X = [_as_array(row) for row in X]
     try:
         array = validate_data(estimator, X, reset=reset, dtype="numeric")
     except ValueError as error:
@@ -165,11 +185,18 @@ def _vectors(estimator: Any, X: Any, *, reset: bool) -> Tensor:
             raise UserError(
                 "Input X contains NaN: fill in what is missing, or leave those rows out"
             ) from None
+        if "inhomogeneous" in str(error):
+            raise UserError("vectors in X must all have the same number of values") from None
         raise
     return stored_images(array)
 
 
 def _as_array(image: Any) -> npt.NDArray[Any]:
+    if isinstance(image, Tensor):
+        tensor = image.detach().cpu()
+        # NumPy has no bfloat16.
+        array: npt.NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        return array
     try:
         return np.asarray(image)
     except ValueError:
@@ -179,7 +206,7 @@ def _as_array(image: Any) -> npt.NDArray[Any]:
 def _pixels(X: Any) -> npt.NDArray[Any]:
     """(N, ...) whole numbers or floats, all finite."""
     if isinstance(X, Tensor):
-        X = X.detach().cpu().numpy()
+        X = _as_array(X)
     elif isinstance(X, (list, tuple)):
         images = [_as_array(image) for image in X]
         if len({image.shape for image in images}) > 1:

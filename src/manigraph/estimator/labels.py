@@ -42,15 +42,17 @@ def _objects(labels: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 def is_unlabelled(labels: npt.NDArray[Any], unlabelled: Any) -> Flags:
-    """Where the class is not known: None, NaN and, if there is one, the label that means so.
+    """Where the class is not known: None, NaN, empty text and, if there is one, the label that means so.
 
     NumPy makes text of a -1 that stands among strings, so "-1" means it there.
     """
     if labels.dtype.kind == "O":
         return np.fromiter((_is_missing(label, unlabelled) for label in labels), np.bool_, len(labels))
-    missing: Flags = (
-        labels != labels if labels.dtype.kind in "fcmM" else np.zeros(len(labels), dtype=np.bool_)
-    )
+    missing: Flags = np.zeros(len(labels), dtype=np.bool_)
+    if labels.dtype.kind in "fcmM":
+        missing = labels != labels
+    elif labels.dtype.kind in "US":
+        missing = np.char.str_len(np.char.strip(labels)) == 0
     if unlabelled is None:
         return missing
     if labels.dtype.kind in "US":
@@ -64,6 +66,8 @@ def _is_missing(label: Any, unlabelled: Any) -> bool:
     if label is None or type(label).__name__ in ("NAType", "NaTType"):  # pandas', which is not needed here
         return True
     if isinstance(label, numbers.Real) and math.isnan(label):
+        return True
+    if isinstance(label, str) and not label.strip():  # as an empty label in a CSV
         return True
     if unlabelled is None or isinstance(label, (bool, np.bool_)):
         return False
