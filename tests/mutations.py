@@ -440,7 +440,7 @@ MUTATIONS = [
         (
             "balance dropped",
             '            "balance": config.balance_weight * '
-            "class_imbalance(self.shard.gather(clean_logits))\n"
+            "class_imbalance(self.shard.gather(clean_logits), self.class_shares)\n"
             "            if config.balance_weight > 0\n            else none,\n",
             "",
         ),

@@ -182,6 +182,18 @@ RECIPES: "Registry[Callable[[str], Config[Any]]]" = Registry(
             "manigraph.recipes.paper:cifar100",
             "the paper: CIFAR-100 with 10,000 labels, CNN-13, 282,000 steps; for a GPU",
         ),
+        "svhn_16px": Entry(
+            "manigraph.recipes.small:svhn_16px",
+            "SVHN at 16x16 pixels with 1,000 labels, CNN-13 at width 1/8, 6,000 steps (docs/results.md)",
+        ),
+        "cifar10_16px": Entry(
+            "manigraph.recipes.small:cifar10_16px",
+            "CIFAR-10 at 16x16 pixels with 4,000 labels, as svhn_16px; tables of docs/results.md",
+        ),
+        "cifar100_16px": Entry(
+            "manigraph.recipes.small:cifar100_16px",
+            "CIFAR-100 at 16x16 pixels with 10,000 labels, as svhn_16px",
+        ),
         "svhn_small": Entry(
             "manigraph.recipes.small:svhn_small",
             "SVHN with 1,000 labels, CNN-13 at width 1/4, 3,000 steps; for a CPU",

@@ -56,14 +56,15 @@ def baseline_terms(
     clean = target if clean is None else clean
     factor = ramp(config, context)
     balanced = target
+    shares = [share / sum(config.class_shares) for share in config.class_shares] or None
     if config.balance_memory:  # the first step: nothing but this batch is remembered, in float32
         known = target.detach()[: config.balance_memory].float().double()
-        balanced = target + consistency.balancing_bias(known, num_iterations=3)
+        balanced = target + consistency.balancing_bias(known, num_iterations=3, shares=shares)
     return {
         "classification": consistency.cross_entropy(labelled, labels),
         "consistency": factor * config.consistency_weight * distance(balanced, student),
         "entropy": factor * config.entropy_weight * consistency.entropy(clean),
-        "balance": config.balance_weight * consistency.class_imbalance(clean),
+        "balance": config.balance_weight * consistency.class_imbalance(clean, shares),
     }
 
 

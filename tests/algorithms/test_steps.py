@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from manigraph.algorithms.parts import ramp_up
 from manigraph.catalogue import ALGORITHMS
+from manigraph.errors import UserError
 from manigraph.nn import TargetBalance, Teacher
 from tests.algorithms import naive_mixing
 from tests.algorithms.naive import STEPS
@@ -69,6 +70,8 @@ def test_step(case: Case) -> None:
 
 NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS = {"entropy_weight": 0.0, "balance_weight": 0.0}
 
+UNEVEN = (4.0, 3.0, 1.0)  # of 8, so that shares are exact in float32
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("pi_model", NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS),
     ("pi_model", {**NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS, "noise": 0.4, "balance_memory": 12}),
@@ -83,6 +86,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("pi_model", {"noise": 0.4}),
     ("pi_model", {"balance_memory": 12}),
     ("pi_model", {"balance_memory": 3, "consistency": "mse"}),
+    ("pi_model", {"balance_memory": 12, "class_shares": UNEVEN}),
+    ("pi_vat", {"balance_weight": 2.0, "class_shares": UNEVEN}),
     ("pi_model", {"ramp_fraction": 0.6, "consistency_weight": 2.0}),
     ("vat", {"consistency": "mse", "ramp_fraction": 0.4, "xi": 0.5}),
     ("vat", {"num_power_iterations": 3, "epsilon": 0.5}),
@@ -262,6 +267,19 @@ def test_the_teacher_predicts_in_the_end(name: str) -> None:
         with torch.no_grad():
             teacher.model.linear.bias.zero_()[c] = 1000.0
             assert set(algorithm.inference_model().eval()(images).argmax(dim=1).tolist()) == {c}
+
+
+@pytest.mark.parametrize("shares", [(0.0, 1.0, 1.0), (-1.0, 1.0, 1.0)])
+def test_shares_are_above_zero(shares: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="class_shares must be above 0"):
+        build(case_named("pi_model"), class_shares=shares)
+
+
+def test_there_is_a_share_for_every_class() -> None:
+    with pytest.raises(
+        UserError, match=f"method.class_shares has 1 numbers, but there are {NUM_CLASSES} classes"
+    ):
+        build(case_named("pi_model"), class_shares=(1.0,))
 
 
 @pytest.mark.parametrize("setting", ["entropy_weight", "balance_weight", "ramp_fraction", "noise"])

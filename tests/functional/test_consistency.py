@@ -93,6 +93,15 @@ def test_entropy_by_hand() -> None:
     assert entropy(QUARTERS).item() == pytest.approx(expected)
 
 
+def test_class_imbalance_with_shares_is_the_reference() -> None:
+    logits, shares = normal(7, 3), [0.6, 0.3, 0.1]
+    expected = reference.class_imbalance(logits, shares)
+    torch.testing.assert_close(class_imbalance(logits, torch.tensor(shares).double()), expected)
+    right = torch.tensor([shares], dtype=torch.float64).log()
+    assert class_imbalance(right, torch.tensor(shares).double()).item() == pytest.approx(0, abs=1e-7)
+    assert class_imbalance(right).item() > 0.1
+
+
 def test_class_imbalance_by_hand() -> None:
     # Mean prediction of the two images: ((1/4 + 1/2) / 2, (3/4 + 1/2) / 2) = (3/8, 5/8).
     # 1/2 ln(1/2 : 3/8) + 1/2 ln(1/2 : 5/8) = 1/2 ln(4/3 · 4/5) = 1/2 ln 16/15.

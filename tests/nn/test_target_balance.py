@@ -29,6 +29,23 @@ def test_classes_become_equally_frequent() -> None:
     assert frequencies(balanced) == pytest.approx([1 / 3] * 3, abs=1e-3)
 
 
+def test_classes_become_as_frequent_as_their_shares() -> None:
+    shares = [5.0, 3.0, 2.0]
+    balance = TargetBalance(3, memory=20, shares=shares).double()
+    bias = reference.balancing_bias(
+        SKEWED.float().double(), num_iterations=3, shares=[share / 10 for share in shares]
+    )
+    torch.testing.assert_close(balance(SKEWED), SKEWED + bias, rtol=1e-12, atol=1e-12)
+    balanced = TargetBalance(3, memory=20, num_iterations=200, shares=shares)(SKEWED.float())
+    assert frequencies(balanced) == pytest.approx([0.5, 0.3, 0.2], abs=1e-3)
+
+
+@pytest.mark.parametrize("shares", [[1.0], [1.0, 1.0, 0.0], [1.0, 1.0, -1.0]])
+def test_shares_that_cannot_be(shares: list[float]) -> None:
+    with pytest.raises(ValueError, match="a share above 0 for each of 3 classes"):
+        TargetBalance(3, memory=20, shares=shares)
+
+
 def test_by_hand() -> None:
     # One prediction (3/4, 1/4). One step: b = -log 2 - log p = (log 2/3, log 2), minus its mean
     # log(4/3) / 2 is ±log(3) / 2; added to logits log 3/4 and log 1/4 it makes them equal.

@@ -1,7 +1,7 @@
 """Section 2: distances between predictions and the entropy of a prediction."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -63,14 +63,15 @@ def entropy(logits: Tensor) -> Tensor:
     return added(-p * torch.log(p) for row in logits for p in softmax(row)) / len(logits)
 
 
-def class_imbalance(logits: Tensor) -> Tensor:
-    """KL(uniform ‖ p̄) = Σ_c 1/C (log 1/C - log p̄_c), p̄ being the mean prediction of the batch."""
+def class_imbalance(logits: Tensor, shares: Sequence[float] | None = None) -> Tensor:
+    """KL(s ‖ p̄) = Σ_c s_c (log s_c - log p̄_c), p̄ being the mean prediction; s_c = 1/C by default."""
     predictions = [softmax(row) for row in logits]
     C = logits.shape[1]
     distance = torch.zeros((), dtype=torch.float64)
     for c in range(C):
+        share = 1 / C if shares is None else shares[c]
         mean = added(probs[c] for probs in predictions) / len(predictions)
-        distance = distance + (math.log(1 / C) - torch.log(mean)) / C
+        distance = distance + share * (math.log(share) - torch.log(mean))
     return distance
 
 
@@ -82,14 +83,15 @@ def largest_class_share(logits: Tensor) -> float:
     return max(votes) / len(logits)
 
 
-def balancing_bias(logits: Tensor, *, num_iterations: int) -> Tensor:
-    """b ← b - log C - log mean softmax(logits + b), from 0, shifted to mean 0: all classes as frequent."""
+def balancing_bias(logits: Tensor, *, num_iterations: int, shares: Sequence[float] | None = None) -> Tensor:
+    """b ← b + log s - log mean softmax(logits + b), from 0, shifted to mean 0; s is 1/C by default."""
     C = logits.shape[1]
+    shares = shares or [1 / C] * C
     bias = torch.zeros(C, dtype=torch.float64)
     for _ in range(num_iterations):
         predictions = [softmax(row + bias) for row in logits]
         frequency = [added(probs[c] for probs in predictions) / len(predictions) for c in range(C)]
-        bias = torch.stack([bias[c] - math.log(C) - torch.log(frequency[c]) for c in range(C)])
+        bias = torch.stack([bias[c] + math.log(shares[c]) - torch.log(frequency[c]) for c in range(C)])
     return bias - added(bias) / C
 
 

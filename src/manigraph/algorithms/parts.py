@@ -3,14 +3,15 @@
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from manigraph.algorithms.base import Algorithm
-from manigraph.contract import StepContext
+from manigraph.contract import NEUTRAL, StepContext
+from manigraph.errors import UserError
 from manigraph.functional import (
     class_imbalance,
     entropy,
@@ -38,6 +39,8 @@ class UnlabelledConfig:
     """Weight of a term that keeps all classes in use on unlabelled images; not in the paper."""
     balance_memory: int = 0
     """Recent predictions over which targets are balanced among the classes; 0, the paper's, means not."""
+    class_shares: tuple[float, ...] = field(default=(), metadata=NEUTRAL)
+    """Expected shares of the classes among unlabelled images, for both; none means that all are alike."""
     ramp_fraction: float = 0.0
     """Share of the run over which λ1 and λ2 grow to their full size; 0 means at once."""
 
@@ -45,6 +48,8 @@ class UnlabelledConfig:
         for name in ("entropy_weight", "balance_weight", "balance_memory", "ramp_fraction"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} cannot be negative, got {getattr(self, name)}")
+        if any(share <= 0 for share in self.class_shares):
+            raise ValueError(f"class_shares must be above 0, got {self.class_shares}")
 
     @property
     def learns_from_clean_predictions(self) -> bool:
@@ -108,9 +113,18 @@ def linear_ramp(progress: float, start: float, end: float) -> float:
 class UnlabelledAlgorithm(Algorithm[UnlabelledConfigT]):
     """A method that learns from unlabelled images; it can ask for sure and for balanced predictions."""
 
+    class_shares: Tensor | None
+
     def __init__(self, config: UnlabelledConfigT, backbone: Backbone, num_classes: int) -> None:
         super().__init__(config, backbone, num_classes)
-        self.target_balance = TargetBalance(num_classes, config.balance_memory)
+        shares = config.class_shares
+        if shares and len(shares) != num_classes:
+            raise UserError(
+                f"method.class_shares has {len(shares)} numbers, but there are {num_classes} classes"
+            )
+        self.target_balance = TargetBalance(num_classes, config.balance_memory, shares=shares)
+        expected = torch.tensor(shares) / sum(shares) if shares else None
+        self.register_buffer("class_shares", expected, persistent=False)
 
     def extra_terms(self, clean_logits: Tensor, progress: float) -> dict[str, Tensor]:
         """λ2 L_em and the balance of the classes, from the clean predictions of unlabelled images."""
@@ -121,7 +135,8 @@ class UnlabelledAlgorithm(Algorithm[UnlabelledConfigT]):
             "entropy": ramp * config.entropy_weight * entropy(clean_logits)
             if config.entropy_weight > 0
             else none,
-            "balance": config.balance_weight * class_imbalance(self.shard.gather(clean_logits))
+            "balance": config.balance_weight
+            * class_imbalance(self.shard.gather(clean_logits), self.class_shares)
             if config.balance_weight > 0
             else none,
         }

@@ -39,6 +39,7 @@ class ReproduceOptions:
             "cifar10-labels",
             "ablation",
             "small-tuning",
+            "16px-tuning",
             "features",
             "features-tuning",
             "digits",
@@ -48,11 +49,11 @@ class ReproduceOptions:
         ],
         tyro.conf.Positional,
     ]
-    """The paper's: `main`, `svhn-labels` and `cifar10-labels` with fewer labels, `ablation`. `small-tuning`:
-    how the settings of the small scale were chosen, on validation images. `features`: heads on the features
-    of a pretrained network; `features-tuning`: how their settings were chosen. On digits: `digits`, the
-    paper's methods with equal steps; `digits-methods`, all methods with equal network passes; `digits-tuning`
-    and `digits-choices`, how settings were chosen."""
+    """The paper's: `main`, `svhn-labels` and `cifar10-labels` with fewer labels, `ablation`.
+    `small-tuning` and `16px-tuning`: how the settings of the small scale were chosen, on validation images.
+    `features`: heads on the features of a pretrained network; `features-tuning`: how their settings were
+    chosen. On digits: `digits`, the paper's methods with equal steps; `digits-methods`, all methods with
+    equal network passes; `digits-tuning` and `digits-choices`, how settings were chosen."""
     scale: Literal["paper", "small"] = "small"
     """Of the paper's tables: `paper` has its network and its 282,000 steps, for GPUs; `small` is for two CPU
     cores."""

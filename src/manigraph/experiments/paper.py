@@ -13,7 +13,7 @@ Scale = Literal["paper", "small"]
 
 RECIPES: Mapping[Scale, Mapping[str, str]] = {
     "paper": {"SVHN": "svhn", "CIFAR-10": "cifar10", "CIFAR-100": "cifar100"},
-    "small": {"SVHN": "svhn_small", "CIFAR-10": "cifar10_small", "CIFAR-100": "cifar100_small"},
+    "small": {"SVHN": "svhn_16px", "CIFAR-10": "cifar10_16px", "CIFAR-100": "cifar100_16px"},
 }
 
 SEEDS = (0, 1, 2)

@@ -54,12 +54,17 @@ def largest_class_share(logits: Float[Tensor, "B C"]) -> Float[Tensor, ""]:
     return logits.argmax(dim=1).bincount().max() / len(logits)
 
 
-def class_imbalance(logits: Float[Tensor, "B C"]) -> Float[Tensor, ""]:
-    """KL(uniform ‖ mean prediction of the batch): 0 if all classes are predicted equally often.
+def class_imbalance(
+    logits: Float[Tensor, "B C"], shares: Float[Tensor, " C"] | None = None
+) -> Float[Tensor, ""]:
+    """KL(shares ‖ mean prediction of the batch): 0 if classes are predicted as often as they should be.
 
     Not in the paper. With one or two labels per class, consistency alone can merge whole classes;
-    this term notices. It assumes that the unlabelled images hold about as many of each class.
+    this term notices. It assumes that the shares of the classes among unlabelled images are known; without
+    `shares` all are equal. Shares are above 0 and sum to 1.
     """
     C = logits.shape[1]
     mean_log_probs = F.log_softmax(logits, dim=1).logsumexp(dim=0) - math.log(len(logits))  # (C,)
-    return -math.log(C) - mean_log_probs.mean()
+    if shares is None:
+        return -math.log(C) - mean_log_probs.mean()
+    return (shares * (shares.log() - mean_log_probs)).sum()
