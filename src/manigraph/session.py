@@ -82,7 +82,8 @@ class Session:
         self.processes = job.trainer.processes
         self.writes = self.processes.is_first
         self.selection = Selection(self.config.select)
-        self.collapse = CollapseWatch()
+        labels = job.dataset.classes[job.split.labelled].bincount()
+        self.collapse = CollapseWatch(largest_share=float(labels.max() / labels.sum()))
         self.checkpoints = Checkpoints(run.path / "checkpoints", run.id)
         self.metrics = run.journal("metrics.jsonl")
         self.evaluations = run.journal("evaluations.jsonl")

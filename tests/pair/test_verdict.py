@@ -119,6 +119,13 @@ def test_a_class_that_swallows_others_is_named() -> None:
     pool = replace(QUIET.pool, shares=[0.1, 0.75, 0.15])  # type: ignore[type-var]
     text = seen(replace(QUIET, pool=pool))
     assert "75 % of the unlabelled images are taken for 'dog', which has 33 % of the labels" in text
+    cure = "set --method.balance_weight 1 --method.balance_memory 1280 or label a few of each of these"
+    assert cure in text
+    method = replace(QUIET.config.method, balance_weight=1.0, balance_memory=1280)
+    for config in (replace(QUIET.config, method=method), folder("supervised")):
+        text = seen(replace(QUIET, pool=pool, config=config), "unclear")
+        assert "if they are of other classes, label a few of each of these" in text
+        assert "--method" not in text
     many = replace(QUIET, pool=pool, labels=[10, 60, 10])
     assert seen(many) == ""  # it has three quarters of the labels too
 
@@ -159,6 +166,16 @@ def test_balance_is_doubted_where_it_was_on_and_the_result_is_worse() -> None:
 
 
 def test_images_from_which_nothing_was_learned_are_told() -> None:
-    text = seen(replace(QUIET, consistency=[0.2, 0.2, 0.0, 0.0]))
-    assert "hardly a prediction on unlabelled images was sure enough to learn from" in text
+    nothing, sure = [0.2, 0.2, 0.0, 0.0], "hardly a prediction on unlabelled images was sure enough"
+    method = replace(QUIET.config.method, comparison="fixmatch")
+    for config in (replace(QUIET.config, method=method), folder("fixmatch")):
+        text = seen(replace(QUIET, consistency=nothing, config=config))
+        assert sure in text
+        assert "a lower --method.threshold, 0.8" in text
+    for config in (QUIET.config, folder("mean_teacher"), folder("sntg")):  # they learn from all predictions
+        text = seen(replace(QUIET, consistency=nothing, config=config))
+        assert "hardly differed: little was learned from them" in text
+        assert hasattr(config.method, "consistency_weight")
+        assert sure not in text
+        assert "threshold" not in text
     assert seen(replace(QUIET, consistency=[])) == ""

@@ -118,10 +118,18 @@ def _collapse(evidence: Evidence) -> Iterator[Advice]:
 
 def _unused_images(evidence: Evidence) -> Iterator[Advice]:
     late = evidence.consistency[len(evidence.consistency) // 2 :]
-    if late and sum(late) / len(late) < NOTHING:
+    if not late or sum(late) / len(late) >= NOTHING:
+        return
+    config = evidence.config
+    if getattr(config.method, "comparison", config.algorithm) == "fixmatch":
         yield Advice(
             "hardly a prediction on unlabelled images was sure enough to learn from: they only cost time",
             "train longer: more --minutes; or a lower --method.threshold, 0.8",
+        )
+    else:
+        yield Advice(
+            "predictions on the views of an unlabelled image hardly differed: little was learned from them",
+            "train longer: more --minutes; or a larger --method.consistency_weight",
         )
 
 
@@ -135,8 +143,17 @@ def _crowded_class(evidence: Evidence) -> Iterator[Advice]:
         yield Advice(
             f"{100 * shares[largest]:.0f} % of the unlabelled images are taken for "
             f"'{evidence.class_names[largest]}', which has {100 * fair:.0f} % of the labels",
-            "look at some of them: if they are of other classes, label a few of each of these",
+            f"look at some of them: if they are of other classes, {_against_crowding(evidence.config)}label "
+            f"a few of each of these",
         )
+
+
+def _against_crowding(config: Config[Any]) -> str:
+    """Settings that cure it, where a method has them and they are not set yet."""
+    weight, memory = (getattr(config.method, name, None) for name in ("balance_weight", "balance_memory"))
+    if weight is None or memory is None or (weight > 0 and memory > 0):
+        return ""
+    return "set --method.balance_weight 1 --method.balance_memory 1280 or "
 
 
 def _strange_images(evidence: Evidence) -> Iterator[Advice]:
