@@ -568,8 +568,9 @@ def test_settings_reach_the_method() -> None:
 @FEW_UPDATES
 def test_numbers_may_be_those_of_numpy(tmp_path: Path) -> None:
     X, truth = blobs()
-    few, share = np.int64(2), np.float32(0.5)
-    model = ManifoldGraphClassifier(prototypes_per_class=few, max_iter=few, width=share, runs=tmp_path)
+    few = np.int64(2)
+    numbers: dict[str, Any] = {"prototypes_per_class": few, "max_iter": few, "width": np.float32(0.5)}
+    model = ManifoldGraphClassifier(**numbers, runs=tmp_path)
     method = model.fit(X, hidden(truth, 2)).config_.method
     assert type(method.prototypes_per_class) is int
     assert json.loads((model.run_ / "config.json").read_text())["backbone"]["width"] == 0.5

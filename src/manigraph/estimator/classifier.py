@@ -68,7 +68,7 @@ class SemiSupervisedClassifier(
         unlabelled: The label that means that the class is not known; among strings its text means it too.
             None, NaN and empty text always do. With None here, nothing else does, and -1 can be a class.
         backbone: Network that makes the features (`manigraph list backbones`). `head` is none: for vectors
-            that are good features already, such as embeddings of a pretrained network.
+            that are good features already; for long embeddings of a pretrained network `auto` is quicker.
         width: Multiplier on its channels.
         dropout: Its dropout rate.
         image_size: Names of files: side in pixels to which images are resized and cropped.
@@ -326,7 +326,7 @@ class SemiSupervisedClassifier(
             try:
                 if self.runs is None:
                     return self._train_in_memory(config, dataset, execution, before)
-                return self._train_into_run(config, dataset, execution)
+                return self._train_into_run(config, dataset, execution, Path(self.runs))
             except NonFiniteLossError as error:
                 reason = str(error).partition(": ")[2].partition("; ")[0]
                 raise UserError(
@@ -377,14 +377,16 @@ class SemiSupervisedClassifier(
         self._conclude(trainer.step, records[-1].loss, records[-1].health)
         return {finding.kind for finding in job.check.findings}
 
-    def _train_into_run(self, config: Config[Any], dataset: Dataset, execution: Execution) -> set[str]:
+    def _train_into_run(
+        self, config: Config[Any], dataset: Dataset, execution: Execution, runs: Path
+    ) -> set[str]:
         if self.minutes is not None:
             raise UserError("minutes and runs cannot be used together: set max_iter instead")
         try:
-            run, _ = engine.train(config, Path(self.runs), dataset=dataset, execution=execution)
+            run, _ = engine.train(config, runs, dataset=dataset, execution=execution)
         except OSError as error:
             raise UserError(
-                f"cannot write into '{self.runs}': {error.strerror or error}; name another folder for runs"
+                f"cannot write into '{runs}': {error.strerror or error}; name another folder for runs"
             ) from error
         self.config_ = config
         self._weights = safetensors.torch.load_file(run.path / "model.safetensors")
