@@ -210,10 +210,23 @@ def _encoder(config: Config[Any], dataset: Dataset) -> dict[str, str] | None:
 
 def indices_of(run: RunDirectory, part: Literal["labelled", "unlabelled", "validation", "test"]) -> Tensor:
     """The images of one part of a run's split; there may be no unlabelled ones."""
-    indices = torch.tensor(run.read_json("split.json").get(part, []), dtype=torch.long)
+    indices = stored_indices(run, part)
     if len(indices) == 0 and part != "unlabelled":
         raise UserError(f"the run '{run.path}' has no {part} images")
     return indices
+
+
+def stored_indices(run: RunDirectory, part: str) -> Tensor:
+    """The images of one part of a run's split, of which there may be none; all are in its data set."""
+    values, count = run.read_json("split.json").get(part, []), run.read_json("data.json").get("num_images")
+    if type(count) is not int:
+        raise UserError(f"'{run.path / 'data.json'}' is damaged: num_images is no whole number")
+    if not isinstance(values, list) or not all(type(i) is int and 0 <= i < count for i in values):
+        raise UserError(
+            f"'{run.path / 'split.json'}' is damaged: {part} is no list of places among the {count:,} images "
+            f"of the run"
+        )
+    return torch.tensor(values, dtype=torch.long)
 
 
 def dataset_of(
@@ -230,7 +243,7 @@ def dataset_of(
         if data.get("in_memory"):
             raise UserError(f"the run '{run.path}' was trained on arrays in memory: evaluate it from Python")
         dataset = load_dataset(trained.config.data, locations, progress)
-    if dataset.digest != data.get("digest"):
+    if dataset.digest != data.get("digest") or len(dataset.images) != data.get("num_images"):
         raise UserError(
             f"{dataset.name} holds other images now than when '{run.path}' was trained: put the same ones "
             f"in place"

@@ -1,6 +1,7 @@
 """`manigraph explain`, as a person types it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +160,28 @@ def test_bad_input_gets_one_line(
     assert len(complaint.splitlines()) == 1
     assert [path.name for path in Path().iterdir()] == ["file"]
     assert Path("file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", [1797, -1, 1.5, "3", True])
+@pytest.mark.parametrize("part", ["labelled", "unlabelled"])
+def test_a_split_that_points_elsewhere_is_damaged(
+    run: str, place: object, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("explanations"))
+    split = json.loads((copy / "split.json").read_text())
+    split[part][3] = place
+    (copy / "split.json").write_text(json.dumps(split))
+    for arguments in (["explain", "run", "--index", "0"], ["suggest", "run"]):
+        assert main(arguments) == 2
+        complaint = capsys.readouterr().err
+        assert complaint == (
+            f"manigraph: 'run/split.json' is damaged: {part} is no list of places among the 1,797 images of "
+            f"the run\n"
+        )
+    data = json.loads((copy / "data.json").read_text())
+    (copy / "data.json").write_text(json.dumps({**data, "num_images": 5000}))
+    assert main(["suggest", "run"]) == 2
+    assert "holds other images now" in capsys.readouterr().err
 
 
 def test_help_needs_no_torch() -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from manigraph.data.cache import Progress, silent
 from manigraph.data.locations import Locations
 from manigraph.data.sources.base import UNLABELLED, Dataset
-from manigraph.engine import dataset_of
+from manigraph.engine import dataset_of, stored_indices
 from manigraph.errors import UserError
 from manigraph.functional import cosine_similarity
 from manigraph.inference.manifold import (
@@ -177,9 +177,8 @@ def _gallery(
 
 def _training_images(run: RunDirectory, dataset: Dataset) -> tuple[Tensor, Tensor]:
     """Labelled images with their classes, then unlabelled ones, whose classes nobody knows here."""
-    split = run.read_json("split.json")
-    labelled = torch.tensor(split.get("labelled", []), dtype=torch.long)[:MOST_TRAINING_IMAGES]
-    unlabelled = torch.tensor(split.get("unlabelled", []), dtype=torch.long)
+    labelled = stored_indices(run, "labelled")[:MOST_TRAINING_IMAGES]
+    unlabelled = stored_indices(run, "unlabelled")
     unlabelled = unlabelled[: MOST_TRAINING_IMAGES - len(labelled)]
     unknown = torch.full_like(unlabelled, UNLABELLED)
     return torch.cat([labelled, unlabelled]), torch.cat([dataset.classes[labelled], unknown])

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from manigraph.data.cache import Progress, silent
 from manigraph.data.sources.base import Dataset
-from manigraph.engine import indices_of
+from manigraph.engine import indices_of, stored_indices
 from manigraph.errors import UserError
 from manigraph.inference.many import outlook
 from manigraph.inference.predictor import Predictor
@@ -327,6 +327,6 @@ def known_labels(predictor: Predictor, dataset: Dataset) -> dict[str, str] | Non
     """Own images: file to label, of all that the run knew, for training or for measuring; None for others."""
     if dataset.paths is None:
         return None
-    split = predictor.run.read_json("split.json")
-    indices = [i for part in ("labelled", "validation", "test") for i in split.get(part, [])]
+    parts = [stored_indices(predictor.run, part) for part in ("labelled", "validation", "test")]
+    indices = torch.cat(parts).tolist()
     return {dataset.paths[i]: predictor.class_names[int(dataset.classes[i])] for i in indices}
