@@ -107,7 +107,7 @@ def test_tables_are_written_to_files(capsys: pytest.CaptureFixture[str]) -> None
     before = Path("answers.csv").read_bytes()
     assert main(["predict", RUN, "photos/new/bad.png", "--output", "answers.csv"]) == 2
     assert "exists: name another file, or add --overwrite" in capsys.readouterr().err
-    assert main(["predict", RUN, "photos/new/bad.png", "--output", "answers.csv", "--overwrite"]) == 2
+    assert main(["predict", RUN, "photos/new/bad.png", "--output", "answers.csv", "--overwrite"]) == 3
     assert Path("answers.csv").read_bytes() == before  # there was nothing to put in its place
     assert main(["predict", RUN, "photos", "--output", "answers.csv", "--overwrite"]) == 3
 
@@ -128,7 +128,6 @@ def test_images_are_sorted(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["nowhere", "photos"], "there is no run directory at 'nowhere'"),
         ([RUN], "name images to predict: files, folders, or - for a list on standard input"),
-        ([RUN, "nowhere"], "no image could be read of 'nowhere': see above"),
         ([RUN, "empty"], "there are no images in 'empty': give files, or folders that hold some"),
         ([RUN, "photos", "--output", "answers.xlsx"], "must end with .csv or .parquet"),
         ([RUN, "photos", "--output", "no/answers.csv"], "there is no folder 'no' for --output"),
@@ -137,6 +136,8 @@ def test_images_are_sorted(capsys: pytest.CaptureFixture[str]) -> None:
         ([RUN, "photos", "--sure", "0.9"], "--sure is about sorting images: add --label_folder DIR"),
         ([RUN, "photos", "--how", "link"], "--how is about sorting images: add --label_folder DIR"),
         ([RUN, "photos", "--label_folder", "photos/sorted"], "whose images are to be sorted"),
+        ([RUN, "photos/new", "--label_folder", "photos"], "'photos/new' lies in a folder of --label_folder"),
+        ([RUN, "photos/n*/*.png", "--label_folder", "photos"], "lies in a folder of --label_folder"),
         ([RUN, "photos/new/*.png", "--label_folder", "photos/new/bad.png/x"], "Not a directory"),
     ],
 )
@@ -150,6 +151,33 @@ def test_wrong_use_is_one_sentence(
     assert message in captured.err.splitlines()[-1]
     assert captured.out == ""
     assert sorted(work.rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", ["nowhere", "photos/new/bad.png", "photos/*/bad.png"])
+def test_files_of_which_not_one_can_be_read_are_bad_files(
+    place: str, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(work.rglob("*"))
+    assert main(["predict", RUN, place, "--output", "answers.csv"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, last = captured.err.splitlines()
+    assert first.startswith("manigraph: cannot read '")
+    assert last == f"manigraph: no image could be read of '{place}': see above"
+    assert sorted(work.rglob("*")) == before
+
+
+def test_nobody_needs_standard_input_but_for_a_list(work: Path) -> None:
+    command = f"{sys.executable} -m manigraph predict {RUN}"
+    for place, code in (("photos/new/bad.png", 3), ("photos", 3), ("-", 2)):
+        result = subprocess.run(
+            ["bash", "-c", f"{command} {place} <&-"], cwd=work, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == code, result.stderr
+        assert "unexpected" not in result.stderr
+    assert result.stderr == (
+        "manigraph: standard input is closed, so that there is no list to read: give files or folders\n"
+    )
 
 
 def test_names_that_a_terminal_would_obey_are_shown(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -343,6 +343,24 @@ def test_images_are_not_sorted_into_their_own_folder(tmp_path: Path) -> None:
     check_not_inside(tmp_path / "sorted", [str(tmp_path / "in"), "-"])
 
 
+def test_what_is_sorted_is_not_sorted_beside_itself(tmp_path: Path) -> None:
+    sorted_before = tmp_path / "sorted" / "cat" / "x.png"
+    sorted_before.parent.mkdir(parents=True)
+    sorted_before.touch()
+    for place in (sorted_before, sorted_before.parent, tmp_path / "sorted" / ".." / "sorted" / "cat"):
+        with pytest.raises(UserError, match="lies in a folder of --label_folder"):
+            check_not_inside(tmp_path / "sorted", [str(place)])
+    with pytest.raises(UserError, match="lies in a folder of --label_folder"):  # as in a list
+        sort(tmp_path, a_prediction(sorted_before, "cat"))
+    assert sorted_files(tmp_path) == ["cat/x.png"]
+    # Beside the folders of the classes nothing is sorted yet, and a link elsewhere leads to it only.
+    (tmp_path / "sorted" / "new.png").touch()
+    (tmp_path / "link.png").symlink_to(sorted_before)
+    check_not_inside(tmp_path / "sorted", [str(tmp_path / "sorted" / "new.png"), str(tmp_path / "link.png")])
+    sort(tmp_path, a_prediction(tmp_path / "sorted" / "new.png", "cat"))
+    assert sorted_files(tmp_path) == ["cat/new.png", "cat/x.png", "new.png"]
+
+
 def test_the_example_of_the_documentation(tmp_path: Path, predictor: Predictor) -> None:
     """Predictor.predict_files, as its docstring shows it."""
     Image.new("L", (8, 8)).save(tmp_path / "black.png")

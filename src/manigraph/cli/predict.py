@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from manigraph.inference.tables import Table
 
 BAD_FILES = 3
-"""Exit code: all is done, but for some files that could not be read."""
+"""Exit code: all is done, but for files that could not be read, some or all."""
 BROKEN_PIPE = 141
 """Exit code: whoever read the answers had enough of them."""
 ROWS_UNSEEN = 64
@@ -33,11 +33,15 @@ CLASSES_NAMED = 8
 """In the last line."""
 
 
+class _NothingReadError(Exception):
+    """There are files, and not one of them could be read; no table is written."""
+
+
 @dataclass(frozen=True)
 class PredictOptions:
     """Say what a trained run sees in image files: class, probabilities, nearest prototypes.
 
-    A table goes to standard output as CSV, or to a file. Exit code 3 if files could not be read.
+    A table goes to standard output as CSV, or to a file. Exit code 3 if files could not be read, some or all.
 
       manigraph predict RUN photos/ more/*.jpg --output answers.csv
       find . -name '*.png' | manigraph predict RUN - > answers.csv
@@ -76,11 +80,17 @@ def run(arguments: list[str]) -> int:
         option = "sure" if options.sure > 0 else "how"
         raise UserError(f"--{option} is about sorting images: add --label_folder DIR")
 
+    from manigraph.inference.files import STANDARD_INPUT
     from manigraph.inference.predictor import Predictor
 
+    if STANDARD_INPUT in options.images and sys.stdin is None:
+        raise UserError("standard input is closed, so that there is no list to read: give files or folders")
     predictor = Predictor.load(options.run)
     try:
         return _predict(predictor, options)
+    except _NothingReadError as error:
+        print(f"manigraph: {error}", file=sys.stderr)
+        return BAD_FILES
     except BrokenPipeError:
         # Python would complain again when it closes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -107,9 +117,8 @@ def _predict(predictor: "Predictor", options: PredictOptions) -> int:
             bad += 1
             say(f"manigraph: cannot read '{shown(problem.path)}': {shown(problem.reason)}")
 
-        answers = predict_files(
-            predictor, options.images, nearest=nearest, on_problem=note, listed=sys.stdin.buffer
-        )
+        listed = None if sys.stdin is None else sys.stdin.buffer
+        answers = predict_files(predictor, options.images, nearest=nearest, on_problem=note, listed=listed)
         for answer in answers:
             if sorter is not None:
                 sorter.put(answer)
@@ -119,7 +128,7 @@ def _predict(predictor: "Predictor", options: PredictOptions) -> int:
             if counts.total() % ROWS_UNSEEN == 0:
                 table.flush()
         if not counts:
-            raise UserError(_nothing(options.images, bad))
+            raise _nothing(options.images, bad)
     print(f"manigraph: {_summary(counts, bad, time.monotonic() - began)}", file=sys.stderr)
     return BAD_FILES if bad else 0
 
@@ -164,11 +173,11 @@ def _progress(*, quiet: bool) -> "Iterator[tuple[Callable[[str], None], Callable
         yield say, show
 
 
-def _nothing(places: tuple[str, ...], bad: int) -> str:
+def _nothing(places: tuple[str, ...], bad: int) -> Exception:
     where = ", ".join(f"'{shown(place)}'" for place in places[:3]) + (", …" if len(places) > 3 else "")
     if bad:
-        return f"no image could be read of {where}: see above"
-    return f"there are no images in {where}: give files, or folders that hold some"
+        return _NothingReadError(f"no image could be read of {where}: see above")
+    return UserError(f"there are no images in {where}: give files, or folders that hold some")
 
 
 def _summary(counts: "Counter[str]", bad: int, seconds: float) -> str:

@@ -1,5 +1,6 @@
 """Image files sorted into a folder for each class, as copies or links."""
 
+import os
 import shutil
 import unicodedata
 from collections.abc import Sequence
@@ -78,6 +79,7 @@ class Sorter:
 
     def put(self, answer: FilePrediction) -> Path:
         """Sort one file; the path of its copy or link."""
+        check_not_sorted(self.root, answer.path)  # lists and patterns are not known before
         folder = self.root / (self.folders[answer.class_name] if answer.probability >= self.sure else UNSURE)
         name, number = answer.path.name, 1
         try:
@@ -109,10 +111,23 @@ class Sorter:
         return target
 
 
+def check_not_sorted(root: Path, place: Path) -> None:
+    """Refuse to sort what lies in a folder of `root`, where it may have been sorted to before."""
+    folder = place if place.is_dir() else place.parent  # a file may be a link that leads elsewhere
+    if root.resolve() in folder.resolve().parents:
+        raise UserError(
+            f"'{shown(str(place))}' lies in a folder of --label_folder '{root}', as if it were sorted: give "
+            f"a folder elsewhere"
+        )
+
+
 def check_not_inside(root: Path, places: Sequence[str]) -> None:
-    """Refuse to sort images of a folder into that folder: what was sorted would be found again."""
+    """Refuse to sort images of a folder into that folder, or into one above it."""
     for place in places:
         folder = Path(place)
+        if os.path.lexists(folder):
+            check_not_sorted(root, folder)
+        # What was sorted would be found again.
         if folder.is_dir() and root.resolve().is_relative_to(folder.resolve()):
             raise UserError(
                 f"--label_folder '{root}' lies in '{place}', whose images are to be sorted: give a folder "
