@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from manigraph.build import load_dataset
+from manigraph.data.listing import list_images
 from manigraph.engine import indices_of, train
 from manigraph.errors import UserError
 from manigraph.inference.predictor import Predictor
@@ -20,6 +21,7 @@ from manigraph.inference.suggest import (
     SHORT_LIST,
     STRATEGIES,
     Candidates,
+    Suggestion,
     as_table,
     candidates_of,
     farthest_first,
@@ -27,6 +29,7 @@ from manigraph.inference.suggest import (
     suggest,
 )
 from manigraph.runs import RunDirectory
+from tests.data.pictures import picture, write_files
 from tests.helpers import normal, seeded
 from tests.inference.conftest import quick
 
@@ -229,6 +232,30 @@ def test_the_table_can_be_filled_in(run_of: Callable[[str], RunDirectory]) -> No
     np.testing.assert_allclose(
         [float(row["uncertainty"]) for row in rows[:3]], [s.uncertainty for s in suggestions]
     )
+
+
+def test_no_path_is_a_formula_and_all_are_read_back(tmp_path: Path) -> None:
+    paths = ["=1+1.png", "+a/x.png", "-b.png", "@c.png", "  =d.png", "\t-e.png", "e=f.png", "a/-g.png"]
+    names = ["=1", "-cat", "-1", "@\x1b[2Jred"]
+    write_files(tmp_path, ((path, picture(i)) for i, path in enumerate(paths)))
+    chosen = [
+        Suggestion(i + 1, i, path, name, 0.5, name, 0.4, 0.9, 0.1, "varied")
+        for i, (path, name) in enumerate(zip(paths[:4], names, strict=True))
+    ]
+    known = dict(zip(paths[4:], ("cat", "dog", "cat", "dog"), strict=True))
+    text = as_table(chosen, known)
+    for row in csv.reader(io.StringIO(text)):
+        for cell in row:
+            assert not cell.lstrip().startswith(("=", "+", "@"))
+            assert not cell.lstrip().startswith("-") or float(cell)
+            assert "\x1b" not in cell
+    (tmp_path / "suggestions.csv").write_text(text, encoding="utf-8")
+    listing = list_images(tmp_path / "suggestions.csv")
+    assert not listing.problems
+    assert {item.name: item.label for item in listing.items} == {**dict.fromkeys(paths[:4]), **known}
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["path"] for row in rows[-2:]] == ["e=f.png", "a/-g.png"]
+    assert [row["predicted"] for row in rows[:4]] == ["'=1", "'-cat", "-1", r"'@\x1b[2Jred"]
 
 
 def test_the_default_is_a_strategy() -> None:

@@ -25,6 +25,7 @@ from manigraph.engine import indices_of, stored_indices
 from manigraph.errors import UserError
 from manigraph.inference.many import outlook
 from manigraph.inference.predictor import Predictor
+from manigraph.inference.tables import name_cell, no_formula
 
 SHORT_LIST = 10
 """Of so many times the images asked for, the most uncertain ones, the groups are made."""
@@ -304,7 +305,8 @@ def as_table(suggestions: Sequence[Suggestion], known: Mapping[str, str] | None 
     """CSV with a row for each suggestion, then one for each label there is already.
 
     Of own images the first columns are `path` and `label`. Labels of suggestions are left empty for
-    somebody to fill in; with the others below them the file holds all labels, and can be trained on.
+    somebody to fill in; with the others below them the file holds all labels, and can be trained on. So
+    labels are as they are; a path that begins as a formula gets `./` before it, which readers leave out.
 
     Args:
         suggestions: The rows to fill in.
@@ -316,10 +318,12 @@ def as_table(suggestions: Sequence[Suggestion], known: Mapping[str, str] | None 
     writer.writerow([*(("path", "label") if own else ("index",)), *COLUMNS])
     for suggestion in suggestions:
         values = asdict(suggestion)
-        start = [suggestion.path, ""] if own else [suggestion.index]
+        for name in ("predicted", "second"):
+            values[name] = name_cell(values[name])
+        start = [no_formula(suggestion.path or ""), ""] if own else [suggestion.index]
         writer.writerow([*start, *(values[name] for name in COLUMNS)])
     for path, label in (known or {}).items():
-        writer.writerow([path, label, *("" for _ in COLUMNS)])
+        writer.writerow([no_formula(path), label, *("" for _ in COLUMNS)])
     return file.getvalue()
 
 

@@ -77,10 +77,10 @@ class CsvTable:
         if self._header is not None:  # not before there is a row: a failure leaves no empty table
             self._writer.writerow(self._header)
             self._header = None
-        row = [_path_cell(answer.path), _name_cell(answer.class_name), f"{answer.probability:.6g}"]
+        row = [_path_cell(answer.path), name_cell(answer.class_name), f"{answer.probability:.6g}"]
         row += [f"{value:.6g}" for value in answer.probabilities]
         for node in answer.nearest:
-            row += [_name_cell(f"{node.class_name} #{node.number}"), f"{node.weight:.6g}"]
+            row += [name_cell(f"{node.class_name} #{node.number}"), f"{node.weight:.6g}"]
         self._writer.writerow(row)
 
     def flush(self) -> None:
@@ -91,11 +91,16 @@ class CsvTable:
 
 
 def _path_cell(path: Path) -> str:
-    text = shown(str(path))
-    return f"./{text}" if text.startswith(FORMULA) else text
+    return no_formula(shown(str(path)))
 
 
-def _name_cell(name: str) -> str:
+def no_formula(path: str) -> str:
+    """The path as a cell that no spreadsheet computes; it leads to the same file."""
+    return f"./{path}" if path.lstrip().startswith(FORMULA) else path
+
+
+def name_cell(name: str) -> str:
+    """The name of a class as a cell that terminals can show and no spreadsheet computes."""
     text = shown(name)
     return f"'{text}" if text.startswith(FORMULA) and not _is_number(text) else text
 
