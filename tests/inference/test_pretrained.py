@@ -89,7 +89,7 @@ def test_looking_at_the_network_draws_no_random_numbers_of_the_run(place: Path, 
     locations, first = Locations(place, place / "cache"), RunDirectory.open(place / "run")
     config = load(first).config
     dataset = load_dataset(config.data, locations)
-    assert config.backbone.dropout > 0
+    assert config.backbone.dropout == 0.5
     plain = replace(config, data=replace(config.data, features=""))
     second, _ = train(plain, tmp_path, dataset=dataset)
     assert_bitwise_equal(*(load_file(run.path / "model.safetensors") for run in (first, second)))
