@@ -12,12 +12,14 @@ from manigraph.recipes.automatic import (
     Facts,
     Plan,
     Speed,
+    as_drawn,
     average,
     choose,
     control_of,
     fit_steps,
     held_out,
 )
+from manigraph.recipes.features import on_features
 from manigraph.recipes.reasons import AS_SET, reasons_for, reasons_for_steps
 from manigraph.recipes.small import folder
 
@@ -43,10 +45,19 @@ class Machine:
 
 
 def made(
-    facts: Facts, seconds: float, *, minutes: float = 10, algorithm: str = "manifold_graph", **how: Any
+    facts: Facts,
+    seconds: float,
+    *,
+    minutes: float = 10,
+    algorithm: str = "manifold_graph",
+    features: bool = False,
+    **how: Any,
 ) -> Plan:
     how = {"control": True, "speed_of": Machine(seconds), **how}
-    return choose(folder(algorithm), facts, minutes=minutes, **how)
+    config = folder(algorithm)
+    if features:
+        config = replace(config, data=replace(config.data, features="efficientnet_lite0"))
+    return choose(config, facts, minutes=minutes, **how)
 
 
 @pytest.mark.parametrize("minutes", [0.5, 3, 10, 60])
@@ -62,11 +73,11 @@ def test_the_time_is_kept(facts: Facts, seconds: float, minutes: float) -> None:
 
 def test_more_time_never_gives_a_smaller_network_or_smaller_images() -> None:
     sizes = []
-    for minutes in (0.5, 1, 2, 4, 8, 16, 32, 64, 128):
+    for minutes in (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
         config = made(PHOTOS, 2.0, minutes=minutes).config
         sizes.append((config.data.image_size or 64, config.backbone.width))
     assert sizes == sorted(sizes)
-    assert sizes[0] == (32, 0.125)
+    assert sizes[0] == (16, 0.125)
     assert sizes[-1] == (64, 0.5)
     assert len(set(sizes)) >= 4
 
@@ -75,7 +86,7 @@ def test_what_surely_takes_too_long_is_not_measured() -> None:
     machine = Machine(100.0)
     made(PHOTOS, 0, minutes=1, speed_of=machine)
     assert (None, 0.5) not in machine.asked
-    assert len(machine.asked) == len(set(machine.asked)) <= 4
+    assert len(machine.asked) == len(set(machine.asked)) <= 5
     machine = Machine(0.001)
     made(PHOTOS, 0, minutes=10, speed_of=machine)
     assert machine.asked == [(None, 0.25), (None, 0.5)]
@@ -139,16 +150,33 @@ def test_given_validation_images_are_used() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["manifold_graph", "pi_vat"])
-def test_classes_are_balanced_only_where_labels_are(algorithm: str) -> None:
-    tiny = replace(SMALL, shape=(1, 8, 8))
-    for labels, balanced in (((20, 40), True), ((20, 41), False)):
-        facts = replace(tiny, labels=labels)
-        plan = made(facts, 0.1, algorithm=algorithm)
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1280,)])
+def test_classes_are_expected_alike_or_as_the_labels_are(algorithm: str, shape: tuple[int, ...]) -> None:
+    for labels, even in (((20, 40), True), ((20, 60), False)):
+        facts = replace(SMALL, shape=shape, labels=labels)
+        plan = made(facts, 0.1, algorithm=algorithm, features=len(shape) == 1)
         method = plan.config.method
-        assert (method.balance_memory > 0, method.balance_weight > 0) == (balanced, balanced)
+        assert method.balance_memory > 0
+        assert method.balance_weight > 0
         assert method.ramp_fraction > 0
+        assert method.class_shares == (() if even else (0.25, 0.75))
         value = {r.what: r.value for r in reasons(plan, facts)}["classes"]
-        assert value == ("kept equally frequent" if balanced else "of any frequency")
+        assert value == ("kept equally frequent" if even else "as frequent as labels")
+
+
+def test_labels_that_are_not_to_be_used_make_unlabelled_images() -> None:
+    facts = replace(SMALL, labels=(200, 600), holdable=790, unlabelled=0)
+
+    def settle(config: Config[Any]) -> Config[Any]:
+        return replace(config, data=replace(config.data, labels=40, validation=100))
+
+    plan = made(facts, 0.001, given={"data.labels", "data.validation"}, settle=settle)
+    assert (plan.config.batch.labelled, plan.config.batch.unlabelled) == (32, 64)
+    drawn = as_drawn(facts, plan.config.data)
+    assert (list(drawn.labels), drawn.unlabelled) == ([10, 30], 660)
+    even = as_drawn(facts, replace(plan.config.data, stratify="equal"))
+    assert list(even.labels) == [20, 20]
+    assert plan.config.training.steps == int(200 * 660 / 64)
 
 
 def test_larger_images_are_learned_from_where_predictions_are_sure() -> None:
@@ -289,12 +317,14 @@ def test_a_speed_of_something_longer() -> None:
     assert math.isfinite(Speed(1.0, 2.0, 3.0).times(0.5).step)
 
 
-def test_features_get_a_small_network_and_all_predictions() -> None:
+def test_features_are_learned_from_as_their_recipe_has_it() -> None:
     facts = replace(SMALL, shape=(1280,))
     config = folder("manifold_graph")
     config = replace(config, data=replace(config.data, features="efficientnet_lite0"))
     plan = choose(config, facts, minutes=10, control=True, speed_of=Machine(0.1))
-    assert (plan.config.backbone.name, plan.config.backbone.width) == ("mlp", 1.0)
+    recipe = on_features("manifold_graph", plan.config.data)
+    training = replace(recipe.training, ema_decay=plan.config.training.ema_decay)
+    assert plan.config == replace(recipe, training=training)
     assert (plan.config.method.comparison, plan.config.method.balance_weight) == ("pi_vat", 1.0)
     assert plan.control is not None
     assert plan.control.data == plan.config.data

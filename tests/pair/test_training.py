@@ -439,7 +439,7 @@ def test_photographs_are_learned_from_features_where_these_can_be_had(tmp_path: 
         processes=Processes(choose_device("cpu")),
     )
     assert order.config.data.features == "efficientnet_lite0"
-    assert (order.config.backbone.name, order.reasons[0].what) == ("mlp", "features")
+    assert (order.config.backbone.name, order.reasons[0].what) == ("leading", "features")
     outcome = train_both(order, tmp_path / "runs", locations=locations)
     assert outcome.verdict is not None
     assert outcome.verdict.num_images == 3

@@ -9,12 +9,15 @@ from manigraph.recipes.automatic import (
     CONTROL,
     CONTROL_SHARE,
     ENOUGH_STEPS,
+    FEW_STEPS,
     MOST_PASSES,
     TINY_SIDE,
     Facts,
     Plan,
+    as_drawn,
     can_be_compared,
     is_even,
+    is_tiny,
 )
 
 AS_SET = "as you set it"
@@ -32,6 +35,7 @@ class Reason:
 def reasons_for(plan: Plan, facts: Facts, *, minutes: float, given: Collection[str]) -> list[Reason]:
     """Every choice for own images."""
     config = plan.config
+    facts = as_drawn(facts, config.data)
     lines = [
         *_about_images(config, facts, given),
         *_about_network(config, facts, given),
@@ -53,12 +57,10 @@ def reasons_for_steps(
     elif facts is not None and steps == plan.most_steps:
         what = "labelled" if plan.config.algorithm == CONTROL else "unlabelled"
         passes = f"{MOST_PASSES} times through the {what} images"
-        why = (
-            f"{passes if steps > ENOUGH_STEPS else 'so few images need no more'}; {minutes:g} min allow more"
-        )
+        why = f"{passes if steps > FEW_STEPS else 'so few images need no more'}; {minutes:g} min allow more"
     else:
         why = f"what fits into {share:.3g} min at {plan.speed.step:.2g} s a step"
-        if steps < ENOUGH_STEPS // 2:
+        if steps < FEW_STEPS // 2:
             why += ": hardly enough, give more --minutes"
     lines = [Reason("steps", f"{steps:,}", why)]
     if control is not None:
@@ -105,7 +107,7 @@ def _about_network(config: Config[Any], facts: Facts, given: Collection[str]) ->
         why = AS_SET
     elif len(facts.shape) == 1:
         why = "on features; the pretrained network stays as it is"
-    elif min(facts.shape[1:]) <= TINY_SIDE:
+    elif is_tiny(facts):
         why = f"made for images of up to {TINY_SIDE} pixels"
     else:
         why = f"the widest with time for {ENOUGH_STEPS:,} steps"
@@ -119,7 +121,9 @@ def _about_batches(config: Config[Any], facts: Facts, given: Collection[str]) ->
     if "batch.labelled" in given or "batch.unlabelled" in given:
         why = AS_SET
     elif batch.labelled < 32 or batch.unlabelled < 64:
-        why = "smaller than 32 + 64, as there are few images"
+        why = "smaller than usual, as there are few images"
+    elif config.data.features:
+        why = "steps on features are cheap"
     else:
         why = "small batches: more steps in the same time"
     value = f"{batch.labelled} labelled"
@@ -158,5 +162,6 @@ def _about_learning(config: Config[Any], facts: Facts, given: Collection[str]) -
         elif is_even(facts.labels):
             why = "their labels are about equal, so perhaps the others too"
         else:
-            why = f"from {min(facts.labels)} to {max(facts.labels)} labels: the others may differ as much"
-        yield Reason("classes", "kept equally frequent" if on else "of any frequency", why)
+            why = f"from {min(facts.labels)} to {max(facts.labels)} labels: perhaps the others differ as much"
+        kept = "as frequent as labels" if method.class_shares else "kept equally frequent"
+        yield Reason("classes", kept if on else "of any frequency", why)
