@@ -439,8 +439,8 @@ MUTATIONS = [
         ),
         (
             "balance dropped",
-            '            "balance": config.balance_weight * '
-            "class_imbalance(self.shard.gather(clean_logits), self.class_shares)\n"
+            '            "balance": config.balance_weight\n'
+            "            * class_imbalance(self.shard.gather(clean_logits), self.class_shares)\n"
             "            if config.balance_weight > 0\n            else none,\n",
             "",
         ),
@@ -473,7 +473,7 @@ MUTATIONS = [
     ),
     Mutation("ramp ignored", PARTS, "ramp = ramp_up(progress, config.ramp_fraction)", "ramp = 1.0"),
     Mutation("ramp left off the entropy", PARTS, "ramp * config.entropy_weight", "config.entropy_weight"),
-    Mutation("balance weight ignored", PARTS, "config.balance_weight * class", "class"),
+    Mutation("balance weight ignored", PARTS, "config.balance_weight\n            * class", "class"),
     # The virtual adversarial perturbation
     Mutation(
         "VAT: direction turned round",

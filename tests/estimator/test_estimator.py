@@ -544,13 +544,17 @@ def test_batches_are_no_larger_than_the_data() -> None:
     assert (config.batch.labelled, config.batch.unlabelled) == (32, 64)
 
 
-def test_classes_are_balanced_only_where_labels_are() -> None:
+def test_classes_are_expected_alike_or_as_the_labels_are() -> None:
     X, truth = blobs()
     even = small(max_iter=1).fit(X, hidden(truth, 2)).config_.method
     y = np.where(hidden(truth, 10) == 0, 0, hidden(truth, 2))
     uneven = small(max_iter=1).fit(X, y).config_.method
-    assert (even.balance_weight, even.balance_memory) == (1.0, 1280)
-    assert (uneven.balance_weight, uneven.balance_memory) == (0.0, 0)
+    assert (even.balance_weight, even.balance_memory, even.class_shares) == (1.0, 1280, ())
+    assert (uneven.balance_weight, uneven.balance_memory) == (1.0, 1280)
+    assert uneven.class_shares == pytest.approx(
+        [10 / (2 * len(set(truth)) + 8), *uneven.class_shares[1:]], abs=1e-3
+    )
+    assert len(set(uneven.class_shares)) == 2
 
 
 def test_settings_reach_the_method() -> None:

@@ -8,7 +8,7 @@
 | views of vectors | up to half of the way to one of the 5 nearest |
 | updates | 50 passes over all data, at least 500 (vectors: 1,000) and at most 3,000 |
 | ε of VAT | a share of the deviation of one value, times the square root of their number |
-| balance | classes are kept equally frequent, unless one has more than twice as many labels as another |
+| learning | as `recipes/automatic.py` has it for own images; vectors as tiny images |
 
 `docs/estimator.md` says what was measured with them.
 """
@@ -24,12 +24,11 @@ from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig
 from manigraph.errors import UnknownNameError
 from manigraph.estimator.values import checked
+from manigraph.recipes.automatic import PIXEL_EPSILON, attention_scale, is_tiny, learning
 from manigraph.recipes.parts import averaged, method_config
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
 
-TINY_SIDE = 16
-"""Up to this size images go to the small CNN, which keeps positions."""
 SMALLEST_SIDE = 8
 """Below it no convolutional network takes them: their pixels are a vector."""
 WIDTH_OF_CNN13 = 0.25
@@ -46,36 +45,21 @@ SHIFT = 1 / 16
 NEIGHBOURS = 5
 """Nearest vectors towards which a view of a vector goes."""
 
-EVEN_LABELS = 2.0
-"""Up to this ratio between the numbers of labels of two classes, classes are taken for equally frequent."""
-
 LEARNING_RATE = 0.1
 WEIGHT_DECAY = 1e-3
 AVERAGE = 0.98
 """Decay of the average of weights that predicts."""
 LONGEST_GRADIENT = 3.0
 
-FEW_LABELS: dict[str, Any] = {
-    "warmup_fraction": 0.2,
-    "prototypes_per_class": 5,
-    "prototype_update": "shared",
-    "consistency": "mse",
-    "consistency_weight": 4.0,
-    "ramp_fraction": 0.4,
-}
-"""What departs from the paper's settings in short runs from few labels, for the methods that have it."""
-
-IMAGE_EPSILON = 1 / 16
 VECTOR_EPSILON = 0.2
-
-BALANCED: dict[str, Any] = {"balance_weight": 1.0, "balance_memory": 1280}
+"""ε by the square root of the number of values; that of images is in `recipes/automatic.py`."""
 
 
 def automatic_backbone(shape: tuple[int, ...]) -> str:
     """The network for one image (channels, height, width) or vector."""
     if len(shape) != 3 or min(shape[1:]) < SMALLEST_SIDE:
         return "mlp"
-    return "small_cnn" if max(shape[1:]) <= TINY_SIDE else "cnn13"
+    return "small_cnn" if is_tiny(shape) else "cnn13"
 
 
 def automatic_steps(shape: tuple[int, ...], num_inputs: int, unlabelled_batch: int) -> int:
@@ -134,7 +118,7 @@ def automatic_config(
     )
     config: Config[Any] = Config(
         algorithm=algorithm,
-        method=_method(algorithm, shape, label_counts, settings),
+        method=_method(algorithm, shape, width, label_counts, settings),
         seed=seed,
         # Labelled images are among the unlabelled ones too, so that these can be few, or none.
         data=DataConfig(name="arrays", validation=0, labelled_in_pool=True),
@@ -156,13 +140,18 @@ def automatic_config(
 
 
 def _method(
-    algorithm: str, shape: tuple[int, ...], label_counts: list[int], settings: Mapping[str, Any]
+    algorithm: str,
+    shape: tuple[int, ...],
+    width: float,
+    label_counts: list[int],
+    settings: Mapping[str, Any],
 ) -> Any:
     is_image = len(shape) == 3
-    epsilon = (IMAGE_EPSILON if is_image else VECTOR_EPSILON) * math.sqrt(math.prod(shape))
-    even = max(label_counts) <= EVEN_LABELS * min(label_counts)
-    chosen = {**FEW_LABELS, **(BALANCED if even else {}), "epsilon": epsilon}
-    config = method_config(algorithm, **chosen)
+    tiny = not is_image or is_tiny(shape)
+    chosen = learning(algorithm, tiny=tiny, labels=label_counts, comparison=settings.get("comparison"))
+    epsilon = (PIXEL_EPSILON if is_image else VECTOR_EPSILON) * math.sqrt(math.prod(shape))
+    scale = 1.0 if tiny else attention_scale(width)
+    config = method_config(algorithm, **chosen, epsilon=epsilon, scale=scale)
     return _changed(config, settings, f"setting of {algorithm}")
 
 

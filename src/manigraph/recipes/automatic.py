@@ -10,7 +10,7 @@ shifts in shares of the image, ε in shares of the deviation of a pixel.
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from manigraph.catalogue import ALGORITHMS
@@ -271,7 +271,7 @@ def _candidates(config: Config[Any], facts: Facts, given: Collection[str]) -> li
     if len(shape) == 1:
         return [_on_features(config, facts)]
     side = min(shape[1:])
-    if is_tiny(facts):
+    if is_tiny(facts.shape):
         width = config.backbone.width if "backbone.width" in given else 1.0
         return [_on_pixels(config, facts, given, shape, width)]
     smaller = [size for size in SIZES if size < side]
@@ -292,35 +292,30 @@ def _candidates(config: Config[Any], facts: Facts, given: Collection[str]) -> li
     return candidates
 
 
-def is_tiny(facts: Facts) -> bool:
-    """Whether the files are so small that they go to the small CNN; images that were reduced are not."""
-    return 0 < min(facts.shape[1:], default=0) <= TINY_SIDE
+def is_tiny(shape: Sequence[int]) -> bool:
+    """Whether images, before they are reduced, are so small that they go to the small CNN."""
+    return 0 < min(shape[1:], default=0) <= TINY_SIDE
 
 
 def _on_features(config: Config[Any], facts: Facts) -> Config[Any]:
     """As the recipe for features has it, with batches for these images."""
     recipe = on_features(config.algorithm, _held_out_of(config, facts))
-    even = {} if is_even(facts.labels) else {"class_shares": shares(facts.labels)}
-    known = {field.name for field in fields(recipe.method)}
-    return replace(
-        recipe,
-        seed=config.seed,
-        method=replace(recipe.method, **{name: value for name, value in even.items() if name in known}),
-        batch=_batch(config, facts, recipe.batch),
-    )
+    method = recipe.method
+    if hasattr(method, "class_shares"):
+        method = replace(method, class_shares=expected_shares(facts.labels))
+    return replace(recipe, seed=config.seed, method=method, batch=_batch(config, facts, recipe.batch))
 
 
 def _on_pixels(
     config: Config[Any], facts: Facts, given: Collection[str], shape: tuple[int, ...], width: float
 ) -> Config[Any]:
     """What does not depend on the time, for images of this shape and a network of this width."""
-    tiny = is_tiny(facts)
+    tiny = is_tiny(facts.shape)
     method = method_config(
         config.algorithm,
         **_learning(config, facts, given),
         epsilon=round(PIXEL_EPSILON * math.sqrt(math.prod(shape)), 2),
-        # Dot products of embeddings shrink with the number of features, 128 in the paper.
-        scale=1.0 if tiny else max(1.0, round(1 / width, 2)),
+        scale=1.0 if tiny else attention_scale(width),
     )
     keeps_average = ALGORITHMS.get(config.algorithm).keeps_average
     return averaged(
@@ -357,16 +352,31 @@ def _batch(config: Config[Any], facts: Facts, most: BatchConfig) -> BatchConfig:
 
 
 def _learning(config: Config[Any], facts: Facts, given: Collection[str]) -> dict[str, Any]:
-    """How the method learns from the pixels of unlabelled images."""
-    tiny = is_tiny(facts)
-    is_sure = not tiny
-    if "method.comparison" in given:
-        is_sure = config.method.comparison == "fixmatch"
-    if config.algorithm == "manifold_graph" and is_sure:
+    comparison = config.method.comparison if "method.comparison" in given else None
+    return learning(config.algorithm, tiny=is_tiny(facts.shape), labels=facts.labels, comparison=comparison)
+
+
+def learning(
+    algorithm: str, *, tiny: bool, labels: Sequence[int], comparison: str | None = None
+) -> dict[str, Any]:
+    """How a method learns from unlabelled images, from scratch; whatever of it the method has.
+
+    Args:
+        algorithm: Its name.
+        tiny: Whether the images are tiny; vectors are learned from in the same way.
+        labels: Images of each class whose class is known.
+        comparison: Manifold Graph: the comparison that somebody has set.
+    """
+    is_sure = not tiny if comparison is None else comparison == "fixmatch"
+    if algorithm == "manifold_graph" and is_sure:
         return GRAPH | SURE_PREDICTIONS
-    uneven = {} if is_even(facts.labels) else {"class_shares": shares(facts.labels)}
-    own = THEIR_OWN.get(config.algorithm, {})
-    return GRAPH | ALL_PREDICTIONS | BALANCED | uneven | (TINY if tiny else {}) | own
+    balanced = BALANCED | {"class_shares": expected_shares(labels)}
+    return GRAPH | ALL_PREDICTIONS | balanced | (TINY if tiny else {}) | THEIR_OWN.get(algorithm, {})
+
+
+def attention_scale(width: float) -> float:
+    """For dot products of embeddings, which shrink with the number of features: 128 in the paper."""
+    return max(1.0, round(1 / width, 2))
 
 
 def as_drawn(facts: Facts, data: DataConfig) -> Facts:
@@ -402,9 +412,9 @@ def is_even(labels: Sequence[int]) -> bool:
     return max(labels, default=0) <= EVEN_LABELS * min(labels, default=0)
 
 
-def shares(labels: Sequence[int]) -> tuple[float, ...]:
-    """Of the classes among the labels."""
-    return tuple(round(number / sum(labels), 4) for number in labels)
+def expected_shares(labels: Sequence[int]) -> tuple[float, ...]:
+    """Of the classes among unlabelled images: those of the labels, or none if these are about equal."""
+    return () if is_even(labels) else tuple(round(number / sum(labels), 4) for number in labels)
 
 
 def _limited(images: int, most: int) -> int:

@@ -107,7 +107,7 @@ def _about_network(config: Config[Any], facts: Facts, given: Collection[str]) ->
         why = AS_SET
     elif len(facts.shape) == 1:
         why = "on features; the pretrained network stays as it is"
-    elif is_tiny(facts):
+    elif is_tiny(facts.shape):
         why = f"made for images of up to {TINY_SIDE} pixels"
     else:
         why = f"the widest with time for {ENOUGH_STEPS:,} steps"
