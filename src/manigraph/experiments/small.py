@@ -103,13 +103,13 @@ TUNING_AT_16PX = (
     Row("FixMatch", "fixmatch"),
     Row("Manifold Graph on FixMatch", "manifold_graph", ON_FIXMATCH),
     _many("supervised", "supervised"),
-    _many("Π-VAT", "pi_vat"),
+    _many("Π-VAT, ε = 1.75", "pi_vat", *_epsilon("1.75")),
     _many("Π-VAT, ε = 3.5", "pi_vat", *_epsilon("3.5")),
-    _many("Manifold Graph", "manifold_graph"),
+    _many("Manifold Graph, ε = 1.75", "manifold_graph", *_epsilon("1.75")),
     _many("Manifold Graph, ε = 3.5", "manifold_graph", *_epsilon("3.5")),
-    _many("VAT", "vat"),
+    _many("VAT, ε = 1.75", "vat", *_epsilon("1.75")),
     _many("VAT, ε = 3.5", "vat", *_epsilon("3.5")),
-    _many("FixMatch", "fixmatch"),
+    _many("FixMatch, threshold 0.95", "fixmatch", "--method.threshold", "0.95"),
     _many("FixMatch, threshold 0.8", "fixmatch", "--method.threshold", "0.8"),
 )
 
