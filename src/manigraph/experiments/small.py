@@ -74,6 +74,13 @@ TUNING = (
 _BALANCED = ("--method.balance_weight", "1", "--method.balance_memory", "1280")
 
 
+# As in the recipe `digits`.
+_FEWER_PROTOTYPES = (
+    *("--method.prototypes_per_class", "5", "--method.prototype_update", "shared"),
+    *("--method.warmup_fraction", "0.2"),
+)
+
+
 def _many(title: str, algorithm: str, *options: str) -> Row:
     return Row(f"1,000 labels: {title}", algorithm, options, labels=1000)
 
@@ -102,11 +109,17 @@ TUNING_AT_16PX = (
     Row("Manifold Graph", "manifold_graph"),
     Row("FixMatch", "fixmatch"),
     Row("Manifold Graph on FixMatch", "manifold_graph", ON_FIXMATCH),
+    Row(
+        "Manifold Graph on FixMatch, 5 prototypes, shared, warm-up 0.2",
+        "manifold_graph",
+        (*ON_FIXMATCH, *_FEWER_PROTOTYPES),
+    ),
     _many("supervised", "supervised"),
     _many("Π-VAT, ε = 1.75", "pi_vat", *_epsilon("1.75")),
     _many("Π-VAT, ε = 3.5", "pi_vat", *_epsilon("3.5")),
     _many("Manifold Graph, ε = 1.75", "manifold_graph", *_epsilon("1.75")),
     _many("Manifold Graph, ε = 3.5", "manifold_graph", *_epsilon("3.5")),
+    _many("Manifold Graph, 5 prototypes, shared, warm-up 0.2", "manifold_graph", *_FEWER_PROTOTYPES),
     _many("VAT, ε = 1.75", "vat", *_epsilon("1.75")),
     _many("VAT, ε = 3.5", "vat", *_epsilon("3.5")),
     _many("FixMatch, threshold 0.95", "fixmatch", "--method.threshold", "0.95"),
