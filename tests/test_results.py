@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from manigraph.catalogue import ALGORITHMS
+from manigraph.experiments import own_images
+from manigraph.experiments.features import FEATURE_TABLES
 from manigraph.experiments.grid import mean_and_spread
 from manigraph.experiments.small import SMALL_TABLES
 from manigraph.experiments.tables import DIGITS_TABLES, Row, Table
@@ -71,6 +73,35 @@ def test_every_look_at_svhn_is_on_record() -> None:
     for cell, row in table.cells().items():
         error = measured[cell.digest()]["validation_error"]
         assert f"| {row.title} | {cell.labels} | {error:.2f} |" in page
+
+
+def test_every_look_at_16_pixels_is_on_record() -> None:
+    table, page = SMALL_TABLES["16px-tuning"], plain("docs/results.md")
+    measured = results("16px-tuning")
+    known = {cell.digest() for cell in table.cells()}
+    assert set(measured) <= known, "results of settings that are no longer in the table"
+    for cell, row in table.cells().items():
+        if cell.digest() in measured:
+            error = measured[cell.digest()]["validation_error"]
+            assert f"| {row.title} | {cell.labels} | {error:.2f} |" in page
+
+
+@pytest.mark.parametrize("row", FEATURE_TABLES["features"].rows, ids=lambda row: row.title)
+def test_rows_of_pretrained_features(row: Row) -> None:
+    table, measured = FEATURE_TABLES["features"], results("features")
+    texts = []
+    for column in table.columns:
+        digests = [table.cell(row, column, seed).digest() for seed in table.seeds]
+        errors = [measured[digest]["test_error"] for digest in digests if digest in measured]
+        mean, spread = mean_and_spread(errors) if errors else (0.0, 0.0)
+        some = f" ({len(errors)})" if len(errors) < len(digests) else ""
+        texts.append(f"{mean:.2f} ± {spread:.2f}{some}" if errors else "–")
+    assert f"| {row.title} | {' | '.join(texts)} |" in plain("docs/features.md")
+
+
+def test_what_the_command_says_on_folders() -> None:
+    measured = own_images.read_results(ROOT / "results/own-images.json")
+    assert own_images.table(measured) in (ROOT / "docs/own-images.md").read_text(encoding="utf-8")
 
 
 def test_labelled_images_with_the_views_of_the_student() -> None:
