@@ -16,8 +16,10 @@ from manigraph.recipes.automatic import (
     average,
     choose,
     control_of,
+    expected_shares,
     fit_steps,
     held_out,
+    is_even,
 )
 from manigraph.recipes.features import on_features
 from manigraph.recipes.reasons import AS_SET, reasons_for, reasons_for_steps
@@ -159,9 +161,26 @@ def test_classes_are_expected_alike_or_as_the_labels_are(algorithm: str, shape: 
         assert method.balance_memory > 0
         assert method.balance_weight > 0
         assert method.ramp_fraction > 0
-        assert method.class_shares == (() if even else (0.25, 0.75))
+        assert method.class_shares == (() if even else (0.2561, 0.7439))
         value = {r.what: r.value for r in reasons(plan, facts)}["classes"]
         assert value == ("kept equally frequent" if even else "as frequent as labels")
+
+
+def test_labels_of_a_random_draw_are_even() -> None:
+    """50 labels, drawn from ten equally frequent classes; the rarest has one, others up to nine."""
+    assert is_even((3, 6, 5, 1, 4, 3, 9, 7, 8, 4))
+    assert is_even((1, 3))
+    assert not is_even((19, 41))
+    assert expected_shares((19, 41)) == (0.3226, 0.6774)
+
+
+def test_the_reason_names_the_steps_that_were_wanted() -> None:
+    few = replace(SMALL, shape=(1, 28, 28), unlabelled=300)
+    plan = made(few, 0.5, minutes=3)
+    assert plan.most_steps == 1000
+    why = {reason.what: reason.why for reason in reasons(plan, few, 3)}
+    assert "1,000 steps" in why["network"]
+    assert "5,000" not in "".join(why.values())
 
 
 def test_labels_that_are_not_to_be_used_make_unlabelled_images() -> None:

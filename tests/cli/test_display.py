@@ -563,10 +563,10 @@ def test_time_left_counts_what_comes_after_the_run() -> None:
         RunProgress("run", 100, estimate=estimate(seconds_per_step=1.0), later=t) for t in (0, 200)
     )
     assert alone.time_left() == "1 min 40 s left"
-    assert first.time_left() == "1 min 40 s left, 5 min in all"
+    assert first.time_left() == "1 min 40 s left, 5 min with the control"
     for run in (alone, first):
         run.add_record(record(100))
-    assert (alone.time_left(), first.time_left()) == ("0 s left", "0 s left, 3 min 20 s in all")
+    assert (alone.time_left(), first.time_left()) == ("0 s left", "0 s left, 3 min 20 s with the control")
 
 
 def test_bars_of_reading_are_gone_when_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,15 @@ def test_a_table_is_printed_and_bad_files_are_listed(work: Path) -> None:
     assert last.endswith("; 1 could not be read")
 
 
+def test_a_run_that_is_not_finished_is_named(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(FORMAT_2, work / "run")
+    (work / "run/status.json").write_text('{"state": "stopped", "reason": ""}')
+    assert main(["predict", "run", "photos"]) == 3
+    assert "the run is not finished (stopped)" in capsys.readouterr().err
+    assert main(["predict", RUN, "photos"]) == 3
+    assert "not finished" not in capsys.readouterr().err
+
+
 def test_a_list_on_standard_input(work: Path) -> None:
     paths = sorted(Path("photos/new").glob("[0-9]*.png"))[:4]
     result = manigraph("predict", RUN, "-", cwd=work, given="\n".join(map(str, paths)).encode())

@@ -547,14 +547,13 @@ def test_batches_are_no_larger_than_the_data() -> None:
 def test_classes_are_expected_alike_or_as_the_labels_are() -> None:
     X, truth = blobs()
     even = small(max_iter=1).fit(X, hidden(truth, 2)).config_.method
-    y = np.where(hidden(truth, 10) == 0, 0, hidden(truth, 2))
-    uneven = small(max_iter=1).fit(X, y).config_.method
+    y = np.where(hidden(truth, 20) == 0, 0, hidden(truth, 2))
+    model = small(max_iter=1).fit(X, y)
+    uneven = model.config_.method
     assert (even.balance_weight, even.balance_memory, even.class_shares) == (1.0, 1280, ())
     assert (uneven.balance_weight, uneven.balance_memory) == (1.0, 1280)
-    assert uneven.class_shares == pytest.approx(
-        [10 / (2 * len(set(truth)) + 8), *uneven.class_shares[1:]], abs=1e-3
-    )
-    assert len(set(uneven.class_shares)) == 2
+    assert uneven.class_shares[0] > 3 * max(uneven.class_shares[1:])
+    assert [note for note in model.notes_ if "as frequent as their labels" in note]
 
 
 def test_settings_reach_the_method() -> None:

@@ -16,7 +16,7 @@ from manigraph.config import BackboneConfig, DataConfig
 from manigraph.data.sources.arrays import from_arrays
 from manigraph.engine import train
 from manigraph.inference import analysis
-from manigraph.inference.analysis import analyse, thumbnails, write_analysis
+from manigraph.inference.analysis import analyse, part_to_show, thumbnails, write_analysis
 from manigraph.inference.predictor import Predictor
 from manigraph.reports.facts import RunFacts
 from manigraph.reports.html import render
@@ -128,3 +128,16 @@ def test_ready_made_vectors_have_a_map_without_pictures(tmp_path: Path) -> None:
     assert tensors["gallery_index"].shape == (10 * K, 3)
     write_analysis(run, dataset=dataset)
     assert 'id="gallery"' in render(run_page(RunFacts.read(run.path)))
+
+
+def test_which_images_are_shown() -> None:
+    def part(validation: int, test: int) -> str | None:
+        return part_to_show({"validation": list(range(validation)), "test": list(range(test))})
+
+    assert part(1000, 10_000) == "validation"
+    assert part(50, 10_000) == "validation"
+    assert part(9, 150) == "test"  # own images with few labels
+    assert part(9, 0) == "validation"
+    assert part(9, 5) == "validation"
+    assert part(0, 5) == "test"
+    assert part(0, 0) is None

@@ -166,10 +166,10 @@ class RunProgress:
         else:
             return ""
         if last >= self.total:
-            return f"0 s left, {duration(self.later)} in all" if self.later else "0 s left"
+            return f"0 s left, {duration(self.later)} with the control" if self.later else "0 s left"
         seconds = max(seconds_per_step * (self.total - last) - (time.monotonic() - seen), 1.0)
-        in_all = f", {duration(seconds + self.later)} in all" if self.later else ""
-        return f"{duration(seconds)} left{in_all}"
+        both = f", {duration(seconds + self.later)} with the control" if self.later else ""
+        return f"{duration(seconds)} left{both}"
 
     def record_line(self) -> str:
         """The last record as one line."""

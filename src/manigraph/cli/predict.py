@@ -15,6 +15,7 @@ import tyro
 
 from manigraph.errors import UserError, shown
 from manigraph.options import parse
+from manigraph.runs import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,6 +87,12 @@ def run(arguments: list[str]) -> int:
     if STANDARD_INPUT in options.images and sys.stdin is None:
         raise UserError("standard input is closed, so that there is no list to read: give files or folders")
     predictor = Predictor.load(options.run)
+    if (state := RunDirectory.open(options.run).status().state) != "finished":
+        print(
+            f"manigraph: the run is not finished ({state}), so its answers will get better: "
+            f"`manigraph train --resume {options.run}` goes on with it",
+            file=sys.stderr,
+        )
     try:
         return _predict(predictor, options)
     except _NothingReadError as error:

@@ -37,6 +37,7 @@ from manigraph.estimator.settings import automatic_config
 from manigraph.estimator.values import checked
 from manigraph.nn import load_trained_state
 from manigraph.nn.memory import trained_state
+from manigraph.recipes.automatic import expected_shares
 from manigraph.session import clean_images
 from manigraph.training.estimate import estimate_run
 from manigraph.training.execution import Execution, choose_device
@@ -470,6 +471,11 @@ def _notes(classes: npt.NDArray[Any], counts: list[int], num_inputs: int) -> lis
     notes = []
     if sum(counts) == num_inputs:
         notes.append("all rows have labels: the unlabelled part of training uses the same rows")
+    if shares := expected_shares(counts):
+        notes.append(
+            f"classes are expected to be about as frequent as their labels ({100 * min(shares):.0f} to "
+            f"{100 * max(shares):.0f} %): set class_shares if they are not"
+        )
     once = [str(label) for label, count in zip(classes, counts, strict=True) if count == 1]
     if once:
         notes.append(

@@ -16,6 +16,7 @@
 | `gallery_index`, `_label`, `_similarity`, `_thumbnails` | of each node the nearest training images, (P, M) |
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,9 +39,13 @@ from manigraph.inference.manifold import (
 from manigraph.inference.predictor import Predictor
 from manigraph.runs import RunDirectory, write_bytes
 from manigraph.training.checkpoint import tensor_bytes
+from manigraph.training.selection import Part
 
 MOST_IMAGES_OF_TEST = 2000
-"""A run without validation images shows so many of its test images."""
+"""A run without enough validation images shows so many of its test images."""
+
+ENOUGH_OF_VALIDATION = 50
+"""From so many on, they show what there is to see."""
 MOST_ROWS = 1000
 """Rows of images in the picture of the graph."""
 MOST_NODES_AMONG = 2048
@@ -73,6 +78,14 @@ def write_analysis(
     run.write_json("analysis.json", values)
 
 
+def part_to_show(split: Mapping[str, Any]) -> Part | None:
+    """Validation images, or test images where there are more of these and too few of those."""
+    validation, test = len(split.get("validation") or ()), len(split.get("test") or ())
+    if validation >= min(ENOUGH_OF_VALIDATION, max(test, 1)):
+        return "validation"
+    return "test" if test else None
+
+
 @torch.no_grad()
 def analyse(
     run: RunDirectory,
@@ -83,13 +96,13 @@ def analyse(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Values and tensors, as `write_analysis` writes them."""
     split = run.read_json("split.json")
-    part = next((name for name in ("validation", "test") if split.get(name)), None)
+    part = part_to_show(split)
     if part is None:
         raise UserError(f"the run '{run.path}' has neither validation nor test images to show")
     predictor = Predictor.load(run.path)
     dataset = dataset_of(run, predictor.trained, dataset=dataset, locations=locations, progress=progress)
     most = None if part == "validation" else MOST_IMAGES_OF_TEST
-    view = manifold_view(run, part, dataset=dataset, most=most)  # type: ignore[arg-type]
+    view = manifold_view(run, part, dataset=dataset, most=most)
     progress("placing images on a map", 0, 2)
     places, node_places = map_places(view.features, None if view.graph is None else view.graph.prototypes)
     tensors = {

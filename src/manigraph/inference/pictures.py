@@ -1,5 +1,6 @@
 """Images of a run's data set as people look at them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,13 +56,14 @@ def pixels_of(
         locations: Where data sets and decoded pixels are; by default from the environment.
         progress: Called while data is read.
     """
-    if dataset.images.ndim == 4:
+    config, has_pixels = predictor.trained.config.data, dataset.images.ndim == 4
+    if has_pixels and config.image_size is None:
         return dataset
-    config = predictor.trained.config.data
-    if not config.features:
+    if not has_pixels and not config.features:
         return None
-    try:
-        pixels = images_behind(config, locations, progress)
+    learned_from = dataset if has_pixels else None
+    try:  # people see more than a network that has little time
+        pixels = images_behind(replace(config, image_size=None), locations, progress)
     except UserError:
-        return None
-    return pixels if torch.equal(pixels.classes, dataset.classes) else None
+        return learned_from
+    return pixels if torch.equal(pixels.classes, dataset.classes) else learned_from

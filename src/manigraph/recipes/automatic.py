@@ -56,6 +56,9 @@ PER_CLASS_HELD_OUT = 3
 EVEN_LABELS = 2.0
 """Up to this ratio between the numbers of labels of two classes, classes are taken for equally frequent."""
 
+UNLIKELY = 0.01
+"""Above this chance of such numbers in a random draw from equally frequent classes, they are too."""
+
 PIXEL_EPSILON = 1 / 16
 """ε by the square root of the number of values of an image: 0.5 for 8×8 grey, 3.46 for 32×32 colour."""
 
@@ -408,13 +411,23 @@ def held_out(facts: Facts) -> int | None:
 
 
 def is_even(labels: Sequence[int]) -> bool:
-    """Whether all classes have about as many labels."""
-    return max(labels, default=0) <= EVEN_LABELS * min(labels, default=0)
+    """Whether classes have about as many labels, or as many as a random draw could give them (χ² test)."""
+    if max(labels, default=0) <= EVEN_LABELS * min(labels, default=0):
+        return True
+    from scipy.special import gammaincc  # 0.1 s, only when asked for
+
+    expected = sum(labels) / len(labels)
+    distance = sum((number - expected) ** 2 for number in labels) / expected
+    return bool(gammaincc((len(labels) - 1) / 2, distance / 2) > UNLIKELY)
 
 
 def expected_shares(labels: Sequence[int]) -> tuple[float, ...]:
-    """Of the classes among unlabelled images: those of the labels, or none if these are about equal."""
-    return () if is_even(labels) else tuple(round(number / sum(labels), 4) for number in labels)
+    """Of the classes among unlabelled images: those of the labels, or none if these are about equal.
+
+    One label is added to each class, since few labels say little of rare ones.
+    """
+    total = sum(labels) + len(labels)
+    return () if is_even(labels) else tuple(round((number + 1) / total, 4) for number in labels)
 
 
 def _limited(images: int, most: int) -> int:

@@ -36,9 +36,10 @@ def reasons_for(plan: Plan, facts: Facts, *, minutes: float, given: Collection[s
     """Every choice for own images."""
     config = plan.config
     facts = as_drawn(facts, config.data)
+    wanted = min(ENOUGH_STEPS, plan.most_steps)
     lines = [
-        *_about_images(config, facts, given),
-        *_about_network(config, facts, given),
+        *_about_images(config, facts, given, wanted),
+        *_about_network(config, facts, given, wanted),
         *_about_batches(config, facts, given),
         *_about_validation(config, facts, given),
         *_about_learning(config, facts, given),
@@ -76,7 +77,7 @@ def reasons_for_steps(
     return lines
 
 
-def _about_images(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
+def _about_images(config: Config[Any], facts: Facts, given: Collection[str], wanted: int) -> Iterator[Reason]:
     if config.data.features:
         why = "photographs: it has learned from millions of them"
         yield Reason("features", config.data.features, AS_SET if "data.features" in given else why)
@@ -90,7 +91,7 @@ def _about_images(config: Config[Any], facts: Facts, given: Collection[str]) -> 
     if "data.image_size" in given:
         why = AS_SET
     elif side is not None:
-        why = f"larger ones ({largest or min(height, width)}) leave no time for {ENOUGH_STEPS:,} steps"
+        why = f"larger ones ({largest or min(height, width)}) leave no time for {wanted:,} steps"
     elif largest is None:
         why = "as the files are"
     elif largest > min(height, width):
@@ -100,7 +101,9 @@ def _about_images(config: Config[Any], facts: Facts, given: Collection[str]) -> 
     yield Reason("images", f"{size} {colours}", why)
 
 
-def _about_network(config: Config[Any], facts: Facts, given: Collection[str]) -> Iterator[Reason]:
+def _about_network(
+    config: Config[Any], facts: Facts, given: Collection[str], wanted: int
+) -> Iterator[Reason]:
     backbone = config.backbone
     value = f"{backbone.name}, width {backbone.width:g}"
     if "backbone.name" in given or "backbone.width" in given:
@@ -110,8 +113,8 @@ def _about_network(config: Config[Any], facts: Facts, given: Collection[str]) ->
     elif is_tiny(facts.shape):
         why = f"made for images of up to {TINY_SIDE} pixels"
     else:
-        why = f"the widest with time for {ENOUGH_STEPS:,} steps"
-        if config.training.steps < ENOUGH_STEPS:
+        why = f"the widest with time for {wanted:,} steps"
+        if config.training.steps < wanted:
             why = "the narrowest, since time is short"
     yield Reason("network", value, why)
 
