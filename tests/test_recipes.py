@@ -56,6 +56,7 @@ PAPER = [
     Paper("cifar100", "manifold_graph", 27.0, (33.83, 0.62), **CIFAR100, flip=True, zca=True, **HUNDRED),
 ]
 SMALL = ["svhn_small", "cifar10_small", "cifar100_small", "fashion_mnist", "folder"]
+REDUCED = ["svhn_16px", "cifar10_16px", "cifar100_16px"]
 
 each_row = pytest.mark.parametrize("row", PAPER, ids=lambda row: f"{row.recipe}-{row.algorithm}")
 each_small = pytest.mark.parametrize("name", SMALL)
@@ -248,3 +249,24 @@ def test_every_recipe_is_complete_for_every_method(name: str, algorithm: str) ->
     assert config.algorithm == algorithm
     assert isinstance(config.method, ALGORITHMS.get(algorithm).Config)
     assert math.isfinite(config.schedule.max_learning_rate)
+
+
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_the_protocol_of_the_small_tables_is_the_same_for_all_methods(name: str, algorithm: str) -> None:
+    config, other = RECIPES.get(name)(algorithm), RECIPES.get(name)("supervised")
+    shared = ("augmentation", "batch", "backbone", "data")
+    assert [getattr(config, part) for part in shared] == [getattr(other, part) for part in shared]
+    assert (config.data.image_size, config.augmentation.translation) == (16, 1)
+    assert (config.backbone.name, config.backbone.width, config.training.steps) == ("cnn13", 0.125, 6000)
+    assert config.schedule.max_learning_rate == 0.1
+    averages = (config.training.ema_decay, config.training.swa_fraction)
+    assert averages == (0.99, 0) or algorithm in ("mean_teacher", "fast_swa")
+
+
+def test_what_methods_have_of_their_own_in_the_small_tables() -> None:
+    epsilons = {name: RECIPES.get("svhn_16px")(name).method.epsilon for name in ("pi_vat", "vat")}
+    assert epsilons == {"pi_vat": 1.75, "vat": 3.5}
+    graph = RECIPES.get("cifar10_16px")("manifold_graph").method
+    assert (graph.epsilon, graph.scale, graph.threshold, graph.prototypes_per_class) == (2.0, 8.0, 0.8, 20)
+    assert RECIPES.get("svhn_16px")("fixmatch").method.threshold == 0.8

@@ -8,7 +8,7 @@ from manigraph.experiments.paper import paper_table
 from manigraph.experiments.report import ROWS
 from manigraph.experiments.tables import Column
 
-SVHN, CIFAR10 = "svhn_small", "cifar10_small"
+SVHN, CIFAR10 = "svhn_16px", "cifar10_16px"
 TABLE = paper_table("main", "small")
 
 

@@ -229,8 +229,8 @@ def test_seeds_are_counted() -> None:
 def test_labels_of_one_data_set_are_free() -> None:
     table = chosen_table(options("svhn-labels", "--labels", "100", "500", "100"))
     assert table.columns == (
-        Column("SVHN 100 labels", "svhn_small", 100),
-        Column("SVHN 500 labels", "svhn_small", 500),
+        Column("SVHN 100 labels", "svhn_16px", 100),
+        Column("SVHN 500 labels", "svhn_16px", 500),
     )
     assert ("Π-VAT", "SVHN 500 labels") in table.published
     assert [c.labels for c in chosen_table(options("digits", "--labels", "30")).columns] == [30]
@@ -238,7 +238,7 @@ def test_labels_of_one_data_set_are_free() -> None:
 
 def test_labels_of_several_data_sets_choose_among_them() -> None:
     (column,) = chosen_table(options("main", "--labels", "4000")).columns
-    assert column.recipe == "cifar10_small"
+    assert column.recipe == "cifar10_16px"
     with pytest.raises(UserError, match="--labels of this table can be 1000, 4000, 10000, got 4000, 7"):
         chosen_table(options("main", "--labels", "4000", "7"))
 
