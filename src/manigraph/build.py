@@ -13,6 +13,7 @@ from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig, BatchStream
 from manigraph.data.cache import Progress, silent
 from manigraph.data.check import Check, check_batches, check_brightness, check_data
+from manigraph.data.encoders.efficientnet_lite import pretrained_lite0
 from manigraph.data.features import encoder, with_features
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
@@ -21,6 +22,7 @@ from manigraph.data.sources.base import Dataset, SourceRequest
 from manigraph.data.split import Split, draw_split, read_split
 from manigraph.errors import UserError
 from manigraph.nn import Classifier, Layers, Passes
+from manigraph.nn.backbones.efficientnet_lite0 import FineTunedLite0
 from manigraph.nn.compiling import compile_backbone
 from manigraph.training.execution import Execution, choose_device
 from manigraph.training.loop import Precision, Trainer
@@ -87,12 +89,23 @@ def check_dataset(
     return split, check_data(dataset, split, split_problem=problem, needs_unlabelled=pooled)
 
 
-def build_algorithm(config: Config[Any], input_shape: tuple[int, ...], num_classes: int) -> Algorithm[Any]:
-    """The method with its network, weights drawn from torch's global generator."""
+def build_algorithm(
+    config: Config[Any], input_shape: tuple[int, ...], num_classes: int, *, to_train: bool = False
+) -> Algorithm[Any]:
+    """The method with its network, weights drawn from torch's global generator.
+
+    Args:
+        config: What to build.
+        input_shape: Of one image or vector.
+        num_classes: C.
+        to_train: Whether training is to begin with these weights, so that a pretrained network needs its own.
+    """
     method = ALGORITHMS.get(config.algorithm)
     network = BACKBONES.get(config.backbone.name)
     try:
         backbone = network(input_shape, width=config.backbone.width, dropout=config.backbone.dropout)
+        if to_train and isinstance(backbone, FineTunedLite0):
+            backbone.network.load_state_dict(pretrained_lite0().state_dict())
         algorithm = method(config.method, backbone, num_classes)
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -146,7 +159,7 @@ def build(
     images = PreparedImages(dataset.images, preprocessing, progress, white=dataset.white)
 
     torch.manual_seed(config.seed)
-    algorithm = build_algorithm(config, dataset.input_shape, dataset.num_classes)
+    algorithm = build_algorithm(config, dataset.input_shape, dataset.num_classes, to_train=True)
     if "strong" in algorithm.data_request().unlabelled.values():
         if not preprocessing.is_pixelwise:
             raise UserError(

@@ -100,6 +100,10 @@ BACKBONES: "Registry[type[Backbone]]" = Registry(
             "manigraph.nn.backbones.small_cnn:SmallCNN",
             "4-layer CNN without global pooling, for tiny images such as digits; 65 k at width 1",
         ),
+        "efficientnet_lite0": Entry(
+            "manigraph.nn.backbones.efficientnet_lite0:FineTunedLite0",
+            "EfficientNet-Lite0, trained on from its weights for ImageNet; 3.4 M; extra `pretrained`",
+        ),
         "mlp": Entry(
             "manigraph.nn.backbones.mlp:MLP",
             "two hidden layers, for feature vectors",
@@ -221,6 +225,10 @@ RECIPES: "Registry[Callable[[str], Config[Any]]]" = Registry(
         "folder_features": Entry(
             "manigraph.recipes.features:folder_features",
             "your own photographs (--data.path), the head on pretrained features; minutes on a CPU",
+        ),
+        "folder_fine_tuned": Entry(
+            "manigraph.recipes.features:folder_fine_tuned",
+            "your own photographs (--data.path), all of a pretrained network learns; slow on a CPU",
         ),
     },
 )

@@ -7,10 +7,12 @@ the features themselves, and the graph, whose layers are as wide as they are, on
 they vary most.
 """
 
+import math
 from typing import Any
 
 from manigraph.catalogue import ALGORITHMS
 from manigraph.config import BackboneConfig, Config, DataConfig
+from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig
 from manigraph.data.preprocessing import PreprocessingConfig
 from manigraph.recipes.parts import averaged, method_config
@@ -48,6 +50,32 @@ def folder_features(algorithm: str) -> Config[Any]:
     `--method.balance_weight 0 --method.balance_memory 0`.
     """
     return on_features(algorithm, DataConfig(name="folder", features=ENCODER))
+
+
+def folder_fine_tuned(algorithm: str) -> Config[Any]:
+    """Your own photographs at 96 pixels; all layers of the pretrained network learn. Not tuned, and slow."""
+    width = height = 96
+    epsilon = math.sqrt(3 * height * width) / 32  # a sixteenth of the deviation of a pixel, which is about ½
+    return averaged(
+        Config(
+            algorithm=algorithm,
+            method=method_config(algorithm, **(METHOD_SETTINGS | {"epsilon": epsilon})),
+            data=DataConfig(name="folder", image_size=96),
+            batch=BatchConfig(labelled=16, unlabelled=32),
+            # What the network was trained with: values from -1 to 1.
+            preprocessing=PreprocessingConfig(
+                kind="standardise", mean=(127 / 255,) * 3, std=(128 / 255,) * 3
+            ),
+            augmentation=AugmentationConfig(translation=6),
+            backbone=BackboneConfig(name=ENCODER),
+            schedule=SuperConvergence(max_learning_rate=0.01),
+            training=TrainingConfig(
+                steps=300,
+                ema_decay=0.0 if ALGORITHMS.get(algorithm).keeps_average else 0.98,
+                max_gradient_norm=3.0,
+            ),
+        )
+    )
 
 
 def on_features(algorithm: str, data: DataConfig) -> Config[Any]:

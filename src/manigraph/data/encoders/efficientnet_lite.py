@@ -49,7 +49,7 @@ def pretrained_lite0() -> EfficientNetLite0:
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             f"the weights of 'efficientnet_lite0' are not installed: {INSTALL}, or leave out data.features "
-            f"to train from the pixels"
+            f"and backbone.name to train from the pixels"
         )
     path = Path(spec.submodule_search_locations[0], WEIGHTS)
     network = EfficientNetLite0()
