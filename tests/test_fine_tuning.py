@@ -59,9 +59,7 @@ def test_a_trained_run_needs_no_other_weights(tmp_path: Path, monkeypatch: pytes
     run, _ = train(config, tmp_path, name="run", locations=locations)
     monkeypatch.setattr(efficientnet_lite, "PACKAGE", "no_such_package_anywhere")
     model = load(run).model.eval()
-    published = list(efficientnet_lite.EfficientNetLite0().state_dict())
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 2)
-    assert len(published) > 200
     with pytest.raises(UserError, match=r"not installed: pip install .* and backbone.name"):
         build(config, locations=locations)
 
