@@ -340,6 +340,7 @@ def test_a_run_on_arrays_is_trained_to_the_end_and_says_so(tmp_path: Path, algor
         "in_memory": True,
         "white": 255.0,
         "image_shape": None,
+        "encoder": None,
     }
     split = run.read_json("split.json")
     assert sorted(split["unlabelled"]) == list(range(20, 80))
