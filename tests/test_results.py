@@ -99,6 +99,17 @@ def test_rows_of_pretrained_features(row: Row) -> None:
     assert f"| {row.title} | {' | '.join(texts)} |" in plain("docs/features.md")
 
 
+@pytest.mark.parametrize("row", FEATURE_TABLES["features-tuning"].rows, ids=lambda row: row.title)
+def test_settings_that_were_tried_on_features(row: Row) -> None:
+    table, measured = FEATURE_TABLES["features-tuning"], results("features-tuning")
+    texts = []
+    for column in table.columns:
+        cells = [measured[table.cell(row, column, seed).digest()] for seed in table.seeds]
+        mean, spread = mean_and_spread([cell["validation_error"] for cell in cells])
+        texts.append(f"{mean:.2f} ± {spread:.2f}")
+    assert f"| {row.title} | {' | '.join(texts)} |" in plain("docs/features.md")
+
+
 def test_what_the_command_says_on_folders() -> None:
     measured = own_images.read_results(ROOT / "results/own-images.json")
     assert own_images.table(measured) in (ROOT / "docs/own-images.md").read_text(encoding="utf-8")
