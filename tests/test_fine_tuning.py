@@ -10,11 +10,11 @@ import torch
 from manigraph.build import build
 from manigraph.catalogue import BACKBONES, RECIPES
 from manigraph.config import Config
-from manigraph.data.encoders import efficientnet_lite
 from manigraph.data.features import encoder
 from manigraph.data.locations import Locations
 from manigraph.engine import load, train
 from manigraph.errors import UserError
+from manigraph.nn import efficientnet_lite
 from manigraph.nn.backbones.efficientnet_lite0 import FineTunedLite0
 from tests.data.pictures import photo_folder
 from tests.helpers import assert_bitwise_equal

@@ -13,16 +13,14 @@ from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig, BatchStream
 from manigraph.data.cache import Progress, silent
 from manigraph.data.check import Check, check_batches, check_brightness, check_data
-from manigraph.data.encoders.efficientnet_lite import pretrained_lite0
-from manigraph.data.features import encoder, with_features
+from manigraph.data.features import Encoder, encoder, with_features
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
 from manigraph.data.preprocessing import Preprocessing, fit_preprocessing
-from manigraph.data.sources.base import Dataset, SourceRequest
+from manigraph.data.sources.base import MAX_NATURAL_SIDE, Dataset, SourceRequest
 from manigraph.data.split import Split, draw_split, read_split
 from manigraph.errors import UserError
 from manigraph.nn import Classifier, Layers, Passes
-from manigraph.nn.backbones.efficientnet_lite0 import FineTunedLite0
 from manigraph.nn.compiling import compile_backbone
 from manigraph.training.execution import Execution, choose_device
 from manigraph.training.loop import Precision, Trainer
@@ -46,21 +44,34 @@ def load_dataset(
     config: DataConfig, locations: Locations | None = None, progress: Progress = silent
 ) -> Dataset:
     """The images that a configuration names, or the features of them that it asks for."""
+    locations = locations or Locations.default()
+    if not config.features:
+        return _images(config, locations, progress)
+    network = encoder(config.features)
+    return with_features(_images(config, locations, progress, network), network, locations.cache, progress)
+
+
+def load_images(
+    config: DataConfig, locations: Locations | None = None, progress: Progress = silent
+) -> Dataset:
+    """The images themselves, of the size in which they are learned from or in which features look at them."""
+    network = encoder(config.features) if config.features else None
+    return _images(config, locations or Locations.default(), progress, network)
+
+
+def _images(
+    config: DataConfig, locations: Locations, progress: Progress, network: Encoder | None = None
+) -> Dataset:
     if config.name != "folder" and config.path:
         raise UserError(f"data.path is for your own images (data.name folder), not for {config.name}")
-    locations = locations or Locations.default()
     request = SourceRequest(
         locations=locations,
         path=Path(config.path) if config.path else None,
         image_size=config.image_size,
+        largest_side=MAX_NATURAL_SIDE if network is None else network.image_size,
         progress=progress,
     )
-    source = DATASETS.get(config.name)
-    if not config.features:
-        return source(request)
-    network = encoder(config.features)
-    dataset = source(replace(request, largest_side=network.image_size))
-    return with_features(dataset, network, locations.cache, progress)
+    return DATASETS.get(config.name)(request)
 
 
 def split_dataset(config: DataConfig, dataset: Dataset, seed: int) -> Split:
@@ -98,14 +109,14 @@ def build_algorithm(
         config: What to build.
         input_shape: Of one image or vector.
         num_classes: C.
-        to_train: Whether training is to begin with these weights, so that a pretrained network needs its own.
+        to_train: Whether training is to begin with these weights; those of a trained run are read afterwards.
     """
     method = ALGORITHMS.get(config.algorithm)
     network = BACKBONES.get(config.backbone.name)
     try:
         backbone = network(input_shape, width=config.backbone.width, dropout=config.backbone.dropout)
-        if to_train and isinstance(backbone, FineTunedLite0):
-            backbone.network.load_state_dict(pretrained_lite0().state_dict())
+        if to_train:
+            backbone.begin()
         algorithm = method(config.method, backbone, num_classes)
     except ValueError as error:
         raise UserError(str(error)) from error

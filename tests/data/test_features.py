@@ -18,14 +18,13 @@ from torch import Tensor
 from manigraph.build import load_dataset
 from manigraph.config import DataConfig
 from manigraph.data.encoders.base import Encoder
-from manigraph.data.encoders.efficientnet_lite import PACKAGE, WEIGHTS, pretrained_lite0
 from manigraph.data.features import as_bytes, encoder, with_features
 from manigraph.data.locations import Locations
 from manigraph.data.preprocessing import PreprocessingConfig, fit_preprocessing, preprocessing_from_state
 from manigraph.data.sources.base import Dataset
 from manigraph.errors import UserError
 from manigraph.nn.backbones.leading import Leading
-from manigraph.nn.efficientnet_lite import SamePadding
+from manigraph.nn.efficientnet_lite import PACKAGE, WEIGHTS, SamePadding, pretrained_lite0
 from tests.data.pictures import photo_folder
 
 LITE0 = "efficientnet_lite0"

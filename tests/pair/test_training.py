@@ -20,10 +20,10 @@ from PIL import Image
 
 from manigraph.build import load_dataset
 from manigraph.config import Config, DataConfig, from_dict
-from manigraph.data.encoders.efficientnet_lite import PACKAGE
 from manigraph.data.locations import Locations
 from manigraph.engine import resume, train
 from manigraph.errors import Interrupted, UserError
+from manigraph.nn.efficientnet_lite import PACKAGE
 from manigraph.pair.choice import choose_for, sets_features, shows_photographs
 from manigraph.pair.speed import facts_about, measured_speed
 from manigraph.pair.training import (

@@ -18,14 +18,13 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
-from manigraph.catalogue import ALGORITHMS
 from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig
 from manigraph.errors import UnknownNameError
 from manigraph.estimator.values import checked
 from manigraph.recipes.automatic import PIXEL_EPSILON, attention_scale, is_tiny, learning
-from manigraph.recipes.parts import averaged, method_config
+from manigraph.recipes.parts import average_for, averaged, method_config
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
 
@@ -105,7 +104,6 @@ def automatic_config(
         weight_decay: L2 penalty.
         seed: Of everything random.
     """
-    method = ALGORITHMS.get(algorithm)
     name = automatic_backbone(shape) if backbone == "auto" else backbone
     is_image = len(shape) == 3
     if dropout is None and not is_image:
@@ -129,7 +127,7 @@ def automatic_config(
         training=TrainingConfig(
             steps=automatic_steps(shape, num_inputs, batch.unlabelled) if steps is None else steps,
             weight_decay=WEIGHT_DECAY if weight_decay is None else weight_decay,
-            ema_decay=0.0 if method.keeps_average else AVERAGE,
+            ema_decay=average_for(algorithm, AVERAGE),
             max_gradient_norm=LONGEST_GRADIENT,
         ),
     )

@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -279,9 +279,14 @@ class ResultsFile:
 
     def _text(self) -> str:
         """JSON with a line for each result, so that a change of the file shows what was measured."""
-        head = json.dumps(provenance(), indent=2, ensure_ascii=False).removesuffix("\n}")
-        lines = ",\n".join("    " + json.dumps(asdict(r), ensure_ascii=False) for r in self.results)
-        return f'{head},\n  "results": [\n{lines}\n  ]\n}}\n'
+        return results_text(provenance(), self.results)
+
+
+def results_text(head: Mapping[str, Any], results: Iterable[Any]) -> str:
+    """A results file: where it comes from, then one line for each result (of any dataclass)."""
+    start = json.dumps(head, indent=2, ensure_ascii=False).removesuffix("\n}")
+    lines = ",\n".join("    " + json.dumps(asdict(result), ensure_ascii=False) for result in results)
+    return f'{start},\n  "results": [\n{lines}\n  ]\n}}\n'
 
 
 @contextmanager

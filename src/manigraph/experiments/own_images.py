@@ -11,19 +11,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import tyro
 from PIL import Image
-from torch import Tensor
 
 from manigraph.build import load_dataset
 from manigraph.config import DataConfig
 from manigraph.data.sources.base import Dataset
 from manigraph.errors import UserError
+from manigraph.experiments.grid import results_text
+from manigraph.inference.pictures import picture_of
 from manigraph.options import parse
 from manigraph.runs import machine, provenance, write_bytes
 
@@ -90,10 +91,9 @@ def read_results(path: Path) -> list[Result]:
 def write_results(path: Path, results: Iterable[Result]) -> None:
     """One line for each."""
     command = ["python", "-m", "manigraph.experiments.own_images"]
-    head = json.dumps(provenance() | {"command": command}, indent=2).removesuffix("\n}")
-    lines = ",\n".join("    " + json.dumps(asdict(r)) for r in sorted(results, key=lambda r: r.key))
+    text = results_text(provenance() | {"command": command}, sorted(results, key=lambda r: r.key))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, f'{head},\n  "results": [\n{lines}\n  ]\n}}\n'.encode())
+    write_bytes(path, text.encode())
 
 
 def write_folder(dataset: Dataset, wanted: Folder, root: Path, seed: int) -> tuple[int, int]:
@@ -125,9 +125,7 @@ def _class_folder(dataset: Dataset, index: int) -> str:
 
 def _write(dataset: Dataset, index: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    pixels: Tensor = (dataset.images[index].float() * (255 / dataset.white)).round().to(torch.uint8)
-    array = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
-    Image.fromarray(array.numpy()).save(folder / f"{index}.png")
+    Image.fromarray(picture_of(dataset.images[index], dataset.white)).save(folder / f"{index}.png")
 
 
 def measure(name: str, seed: int, minutes: float, folder: Path) -> Result:

@@ -70,9 +70,7 @@ TUNING = (
     _whole("Manifold Graph, rate 0.1, ε = 3.5, scale 4", "manifold_graph", "--method.scale", "4"),
 )
 
-# Images of 16×16 pixels, the recipe of the tables: 250 labels, then 1,000.
 _BALANCED = ("--method.balance_weight", "1", "--method.balance_memory", "1280")
-
 
 # As in the recipe `digits`.
 _FEWER_PROTOTYPES = (
@@ -85,6 +83,7 @@ def _many(title: str, algorithm: str, *options: str) -> Row:
     return Row(f"1,000 labels: {title}", algorithm, options, labels=1000)
 
 
+# The recipe of the tables: 250 labels, then 1,000.
 TUNING_AT_16PX = (
     Row("supervised", "supervised"),
     Row("supervised, batches of 16", "supervised", ("--batch.labelled", "16")),
@@ -126,19 +125,13 @@ TUNING_AT_16PX = (
     _many("FixMatch, threshold 0.8", "fixmatch", "--method.threshold", "0.8"),
 )
 
+
+def _looks(title: str, recipe: str, rows: tuple[Row, ...]) -> Table:
+    title = f"{title}, settings that were tried"
+    return Table(title, label_columns(recipe, 250), rows, seeds=(10,), part="validation")
+
+
 SMALL_TABLES = {
-    "16px-tuning": Table(
-        "SVHN at 16x16 pixels, settings that were tried",
-        label_columns("svhn_16px", 250),
-        TUNING_AT_16PX,
-        seeds=(10,),
-        part="validation",
-    ),
-    "small-tuning": Table(
-        "SVHN at the scale of a small machine, settings that were tried",
-        label_columns("svhn_small", 250),
-        TUNING,
-        seeds=(10,),
-        part="validation",
-    ),
+    "16px-tuning": _looks("SVHN at 16x16 pixels", "svhn_16px", TUNING_AT_16PX),
+    "small-tuning": _looks("SVHN at the scale of a small machine", "svhn_small", TUNING),
 }

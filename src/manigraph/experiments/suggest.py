@@ -16,12 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import torch.nn.functional as F
 import tyro
 
 from manigraph.build import load_dataset, split_dataset
@@ -33,7 +32,7 @@ from manigraph.data.sources.base import Dataset
 from manigraph.data.split import Split, split_as_json
 from manigraph.engine import train
 from manigraph.errors import UserError
-from manigraph.experiments.grid import mean_and_spread
+from manigraph.experiments.grid import mean_and_spread, results_text
 from manigraph.inference.predictor import Predictor
 from manigraph.inference.suggest import DEFAULT_STRATEGY, STRATEGIES, candidates_of
 from manigraph.options import parse
@@ -63,11 +62,9 @@ class Scenario:
 
     def dataset(self) -> Dataset:
         """The images."""
-        dataset = load_dataset(self.round_config(0).data)
-        factor = dataset.input_shape[-1] // self.side
-        smaller = F.avg_pool2d(dataset.images.float(), factor).round().to(torch.uint8)
+        dataset = load_dataset(replace(self.round_config(0).data, image_size=self.side))
         train = dataset.train[: self.train_images] if self.train_images else dataset.train
-        return replace(dataset, images=smaller, train=train)
+        return replace(dataset, train=train)
 
     def round_config(self, seed: int, split: str = "") -> Config[Any]:
         """That of one run."""
@@ -167,10 +164,11 @@ class Results:
     def add(self, result: Result) -> None:
         """Keep a result; one line for each."""
         self.all[result.key] = result
-        head = json.dumps(provenance() | {"command": _command()}, indent=2).removesuffix("\n}")
-        lines = ",\n".join("    " + json.dumps(asdict(self.all[key])) for key in sorted(self.all))
+        text = results_text(
+            provenance() | {"command": _command()}, [self.all[key] for key in sorted(self.all)]
+        )
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.path, f'{head},\n  "results": [\n{lines}\n  ]\n}}\n'.encode())
+        write_bytes(self.path, text.encode())
 
 
 def _command() -> list[str]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from manigraph import __version__
+from manigraph.build import load_images
 from manigraph.data.cache import Progress, silent
 from manigraph.data.features import as_bytes
 from manigraph.data.locations import Locations
@@ -31,7 +32,6 @@ from manigraph.data.sources.base import Dataset
 from manigraph.engine import dataset_of
 from manigraph.errors import UserError
 from manigraph.inference.files import as_stored, encoder_of, find_images, intake_of, read_batches
-from manigraph.inference.pictures import images_behind
 from manigraph.inference.predictions import refuse
 from manigraph.inference.predictor import Predictor
 from manigraph.runs import FORMAT_VERSION
@@ -203,7 +203,7 @@ def _pixels(predictor: Predictor, locations: Locations | None, progress: Progres
     trained = predictor.trained
     if trained.image_shape is None:
         return dataset_of(predictor.run, trained, locations=locations, progress=progress)
-    dataset = images_behind(trained.config.data, locations, progress)
+    dataset = load_images(trained.config.data, locations, progress)
     if dataset.input_shape != trained.image_shape:
         raise UserError(f"{dataset.name} has other images now")
     return dataset

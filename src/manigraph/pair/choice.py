@@ -11,11 +11,10 @@ from manigraph.build import load_dataset
 from manigraph.config import Config
 from manigraph.data.cache import Progress, silent
 from manigraph.data.decode import DecodeError, read_header
-from manigraph.data.encoders.base import INSTALL
-from manigraph.data.encoders.efficientnet_lite import PACKAGE
 from manigraph.data.listing import list_images
 from manigraph.data.locations import Locations
 from manigraph.data.sources.base import MAX_NATURAL_SIDE, Dataset
+from manigraph.nn.efficientnet_lite import INSTALL, PACKAGE
 from manigraph.pair.speed import facts_about, measured_speed
 from manigraph.pair.training import Order
 from manigraph.recipes.automatic import Settle, Speed, choose, fit_steps

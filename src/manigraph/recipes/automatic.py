@@ -18,7 +18,7 @@ from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig
 from manigraph.recipes.features import on_features
-from manigraph.recipes.parts import averaged, method_config
+from manigraph.recipes.parts import average_for, averaged, method_config, with_settings
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
 
@@ -303,9 +303,7 @@ def is_tiny(shape: Sequence[int]) -> bool:
 def _on_features(config: Config[Any], facts: Facts) -> Config[Any]:
     """As the recipe for features has it, with batches for these images."""
     recipe = on_features(config.algorithm, _held_out_of(config, facts))
-    method = recipe.method
-    if hasattr(method, "class_shares"):
-        method = replace(method, class_shares=expected_shares(facts.labels))
+    method = with_settings(recipe.method, class_shares=expected_shares(facts.labels))
     return replace(recipe, seed=config.seed, method=method, batch=_batch(config, facts, recipe.batch))
 
 
@@ -320,7 +318,6 @@ def _on_pixels(
         epsilon=round(PIXEL_EPSILON * math.sqrt(math.prod(shape)), 2),
         scale=1.0 if tiny else attention_scale(width),
     )
-    keeps_average = ALGORITHMS.get(config.algorithm).keeps_average
     return averaged(
         replace(
             config,
@@ -332,7 +329,7 @@ def _on_pixels(
             schedule=SuperConvergence(max_learning_rate=0.1),
             training=TrainingConfig(
                 steps=FEW_STEPS,
-                ema_decay=0.0 if keeps_average else average(FEW_STEPS),
+                ema_decay=average_for(config.algorithm, average(FEW_STEPS)),
                 max_gradient_norm=3.0,
             ),
         )

@@ -10,12 +10,11 @@ they vary most.
 import math
 from typing import Any
 
-from manigraph.catalogue import ALGORITHMS
 from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.batches import BatchConfig
 from manigraph.data.preprocessing import PreprocessingConfig
-from manigraph.recipes.parts import averaged, method_config
+from manigraph.recipes.parts import average_for, averaged, method_config
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
 
@@ -54,13 +53,13 @@ def folder_features(algorithm: str) -> Config[Any]:
 
 def folder_fine_tuned(algorithm: str) -> Config[Any]:
     """Your own photographs at 96 pixels; all layers of the pretrained network learn. Not tuned, and slow."""
-    width = height = 96
-    epsilon = math.sqrt(3 * height * width) / 32  # a sixteenth of the deviation of a pixel, which is about ½
+    side = 96
+    epsilon = math.sqrt(3 * side * side) / 32  # a sixteenth of the deviation of a pixel, which is about ½
     return averaged(
         Config(
             algorithm=algorithm,
             method=method_config(algorithm, **(METHOD_SETTINGS | {"epsilon": epsilon})),
-            data=DataConfig(name="folder", image_size=96),
+            data=DataConfig(name="folder", image_size=side),
             batch=BatchConfig(labelled=16, unlabelled=32),
             # What the network was trained with: values from -1 to 1.
             preprocessing=PreprocessingConfig(
@@ -71,7 +70,7 @@ def folder_fine_tuned(algorithm: str) -> Config[Any]:
             schedule=SuperConvergence(max_learning_rate=0.01),
             training=TrainingConfig(
                 steps=300,
-                ema_decay=0.0 if ALGORITHMS.get(algorithm).keeps_average else 0.98,
+                ema_decay=average_for(algorithm, 0.98),
                 max_gradient_norm=3.0,
             ),
         )
@@ -95,7 +94,7 @@ def on_features(algorithm: str, data: DataConfig) -> Config[Any]:
             training=TrainingConfig(
                 steps=600,
                 weight_decay=1e-3,
-                ema_decay=0.0 if ALGORITHMS.get(algorithm).keeps_average else 0.98,
+                ema_decay=average_for(algorithm, 0.98),
                 max_gradient_norm=3.0,
             ),
         )

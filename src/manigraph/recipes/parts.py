@@ -13,9 +13,18 @@ Recipe = Callable[[str], Config[Any]]
 
 def method_config(algorithm: str, **settings: Any) -> Any:
     """The method's configuration with those of the settings that it has."""
-    kind: Any = ALGORITHMS.get(algorithm).Config
-    known = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in settings.items() if name in known})
+    return with_settings(ALGORITHMS.get(algorithm).Config(), **settings)
+
+
+def with_settings(method: Any, **settings: Any) -> Any:
+    """A method's configuration, changed in those of the settings that it has."""
+    known = {field.name for field in fields(method)}
+    return replace(method, **{name: value for name, value in settings.items() if name in known})
+
+
+def average_for(algorithm: str, decay: float) -> float:
+    """Decay of the average of weights; 0, none, for a method that keeps one of its own."""
+    return 0.0 if ALGORITHMS.get(algorithm).keeps_average else decay
 
 
 def averaged(config: Config[Any]) -> Config[Any]:

@@ -5,14 +5,13 @@ an eighth of its width, 6,000 steps of 32 + 64 images; about 5 minutes on one co
 images as they are, CNN-13 at a quarter of its width and 3,000 steps, and are not tuned.
 """
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from manigraph.catalogue import ALGORITHMS
 from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.batches import BatchConfig
 from manigraph.recipes import paper
-from manigraph.recipes.parts import averaged, method_config
+from manigraph.recipes.parts import average_for, averaged, method_config, with_settings
 from manigraph.training.loop import TrainingConfig
 
 SVHN_EPSILON = 1.75
@@ -94,18 +93,15 @@ def _reduced(config: Config[Any], epsilon: float) -> Config[Any]:
     }
     if config.algorithm in ("fixmatch", "manifold_graph"):
         settings["threshold"] = 0.8  # chosen likewise
-    known = {field.name for field in fields(config.method)}
     return averaged(
         replace(
             config,
-            method=replace(config.method, **{k: v for k, v in settings.items() if k in known}),
+            method=with_settings(config.method, **settings),
             data=replace(config.data, image_size=16),
             augmentation=replace(config.augmentation, translation=1),
             batch=BatchConfig(labelled=32, unlabelled=64),
             backbone=BackboneConfig(name="cnn13", width=width),
             schedule=replace(config.schedule, max_learning_rate=0.1),
-            training=TrainingConfig(
-                steps=6000, ema_decay=0.0 if ALGORITHMS.get(config.algorithm).keeps_average else 0.99
-            ),
+            training=TrainingConfig(steps=6000, ema_decay=average_for(config.algorithm, 0.99)),
         )
     )

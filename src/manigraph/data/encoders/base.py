@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from manigraph.errors import UserError
 
-INSTALL = "pip install 'manigraph[pretrained]'"
-
 PART = 32
 """Images that go through the network at once: what they become on the way then stays in the processor's
 cache. Twice as many took a fifth longer."""

