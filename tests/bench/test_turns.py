@@ -7,6 +7,7 @@ import pytest
 
 from manigraph.bench import turns
 from manigraph.bench.turns import Patience, Ratio, Target, median_interval, ratio_of, take_turns
+from manigraph.cli.bench import show_ratios
 
 
 class Clock:
@@ -224,3 +225,12 @@ def test_targets(target: Target, text: str, reached: bool) -> None:
 def test_a_bound_that_is_met_exactly_is_reached(kind: str) -> None:
     target = Target("at most", 1.25) if kind == "at most" else Target("at least", 1.25)
     assert target.is_reached(1.25)
+
+
+@pytest.mark.parametrize(("scale", "shown"), [(1.0, True), (0.99, False)])
+def test_only_whole_measurements_are_judged(
+    capsys: pytest.CaptureFixture[str], scale: float, shown: bool
+) -> None:
+    ratio = ratio_of(SECONDS, "ours", "theirs", setting="small", target=Target("at most", 0.5))
+    show_ratios("Steps", [ratio], scale)
+    assert ("≤ 0.5, reached" in capsys.readouterr().out) is shown

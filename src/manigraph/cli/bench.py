@@ -197,7 +197,7 @@ def _timed(title: str, location: str) -> Callable[[BenchOptions, Told], Answer]:
     def measure(options: BenchOptions, tell: Told) -> Answer:
         module, _, function = location.partition(":")
         ratios = getattr(import_module(f"manigraph.bench.{module}"), function)(options.scale, tell)
-        return Answer(ratios, lambda: _show_ratios(title, ratios, options.scale))
+        return Answer(ratios, lambda: show_ratios(title, ratios, options.scale))
 
     return measure
 
@@ -206,10 +206,11 @@ def _toolkits(options: BenchOptions, tell: Told) -> Answer:
     from manigraph.bench.toolkits import run_toolkits_benchmark
 
     ratios = run_toolkits_benchmark(options.toolkits, options.scale, tell)
-    return Answer(ratios, lambda: _show_ratios("Public toolkits", ratios, options.scale))
+    return Answer(ratios, lambda: show_ratios("Public toolkits", ratios, options.scale))
 
 
-def _show_ratios(title: str, ratios: "list[Ratio]", scale: float) -> None:
+def show_ratios(title: str, ratios: "list[Ratio]", scale: float) -> None:
+    """A table for each setting. Targets are for whole networks: below scale 1 none is judged."""
     from manigraph.bench.turns import LEAST_FOR_AN_INTERVAL
     from manigraph.cli.results import print_table
 
@@ -221,7 +222,6 @@ def _show_ratios(title: str, ratios: "list[Ratio]", scale: float) -> None:
                 [
                     f"{r.ratio:.3f}",
                     f"{r.low:.3f} - {r.high:.3f}" if r.rounds >= LEAST_FOR_AN_INTERVAL else "-",
-                    # Targets are for whole networks and for as many rounds as it takes.
                     "" if r.reached is None or scale < 1 else f"{r.target}, {targets[r.reached]}",
                     f"{r.milliseconds:.1f}",
                     f"{r.rounds}",
