@@ -259,7 +259,7 @@ def test_the_protocol_of_the_small_tables_is_the_same_for_all_methods(name: str,
     assert [getattr(config, part) for part in shared] == [getattr(other, part) for part in shared]
     assert (config.data.image_size, config.augmentation.translation) == (16, 1)
     assert (config.backbone.name, config.backbone.width, config.training.steps) == ("cnn13", 0.125, 6000)
-    assert config.schedule.max_learning_rate == 0.1
+    assert (config.schedule.max_learning_rate, config.training.weight_decay) == (0.1, 5e-3)
     averages = (config.training.ema_decay, config.training.swa_fraction)
     assert averages == (0.99, 0) or algorithm in ("mean_teacher", "fast_swa")
 
@@ -269,4 +269,8 @@ def test_what_methods_have_of_their_own_in_the_small_tables() -> None:
     assert epsilons == {"pi_vat": 1.75, "vat": 3.5}
     graph = RECIPES.get("cifar10_16px")("manifold_graph").method
     assert (graph.epsilon, graph.scale, graph.threshold, graph.prototypes_per_class) == (2.0, 8.0, 0.8, 20)
-    assert RECIPES.get("svhn_16px")("fixmatch").method.threshold == 0.8
+    fixmatch = RECIPES.get("svhn_16px")("fixmatch").method
+    assert (fixmatch.threshold, fixmatch.ramp_fraction) == (0.8, 0)
+    for name in ("pi_model", "vat", "pi_vat", "manifold_graph"):
+        method = RECIPES.get("svhn_16px")(name).method
+        assert (method.consistency, method.ramp_fraction) == ("mse", 0.4)

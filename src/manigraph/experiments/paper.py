@@ -19,7 +19,7 @@ RECIPES: Mapping[Scale, Mapping[str, str]] = {
 SEEDS = (0, 1, 2)
 
 ON_FIXMATCH = (
-    *(*combined_with("fixmatch"), "--method.entropy_weight", "0"),
+    *(*combined_with("fixmatch"), "--method.entropy_weight", "0", "--method.ramp_fraction", "0"),
     *("--preprocessing.kind", "standardise"),  # whitening would blow up what strong views bring in
 )
 ON_MEAN_TEACHER = combined_with("mean_teacher")
