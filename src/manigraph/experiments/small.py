@@ -81,17 +81,23 @@ _KL_RAMP = ("--method.consistency", "kl")
 _HEAVIER = ("--method.consistency_weight", "4")
 
 
-def _decay(value: str) -> tuple[str, ...]:
-    return ("--training.weight_decay", value)
+def _decayed(decay: str, title: str, algorithm: str, *options: str, labels: int | None = None) -> Row:
+    many = f"{labels:,} labels, " if labels else ""
+    return Row(
+        f"{many}weight decay {decay}: {title}",
+        algorithm,
+        ("--training.weight_decay", decay, *options),
+        labels=labels,
+    )
 
 
 def _light(title: str, algorithm: str, *options: str, labels: int | None = None) -> Row:
-    """With the weight decay that other recipes have, and predictions compared as in the paper."""
-    options = (*_decay("2e-4"), *options)
-    return Row(f"weight decay 0.0002: {title}", algorithm, options, labels=labels)
+    """With the weight decay that other recipes have."""
+    return _decayed("0.0002", title, algorithm, *options, labels=labels)
 
 
 def _light_kl(title: str, algorithm: str, *options: str, labels: int | None = None) -> Row:
+    """And predictions compared as in the paper."""
     return _light(title, algorithm, *_KL, *options, labels=labels)
 
 
@@ -126,16 +132,19 @@ TUNING_AT_16PX = (
     _light_kl("Π-VAT, KL, ε = 1.75", "pi_vat", labels=1000),
     _light_kl("Π-VAT, KL, ε = 3.5", "pi_vat", *_epsilon("3.5"), labels=1000),
     _light_kl("Manifold Graph, KL, ε = 1.75", "manifold_graph", labels=1000),
+    _light_kl("Manifold Graph, KL, ε = 3.5", "manifold_graph", *_epsilon("3.5"), labels=1000),
     _light_kl(
         "Manifold Graph, KL, 5 prototypes, shared, warm-up 0.2",
         "manifold_graph",
         *_FEWER_PROTOTYPES,
         labels=1000,
     ),
+    _light_kl("VAT, KL, ε = 1.75", "vat", *_epsilon("1.75"), labels=1000),
     _light_kl("VAT, KL, ε = 3.5", "vat", labels=1000),
+    _light("FixMatch, threshold 0.95", "fixmatch", "--method.threshold", "0.95", labels=1000),
     _light("FixMatch, threshold 0.8", "fixmatch", labels=1000),
     *(
-        Row(f"weight decay {decay}: {title}", algorithm, (*_decay(decay), *options))
+        _decayed(decay, title, algorithm, *options)
         for title, algorithm, options, decays in (
             ("supervised", "supervised", (), ("0.003", "0.005", "0.01")),
             ("FixMatch", "fixmatch", (), ("0.003", "0.005", "0.01")),
@@ -151,7 +160,7 @@ TUNING_AT_16PX = (
         for decay in decays
     ),
     *(
-        Row(f"weight decay {decay}: {title}", algorithm, (*_decay(decay), *options), labels=1000)
+        _decayed(decay, title, algorithm, *options, labels=1000)
         for title, algorithm, options, decay in (
             ("supervised", "supervised", (), "0.003"),
             ("Π-VAT, KL", "pi_vat", _KL, "0.003"),
