@@ -21,6 +21,7 @@ from manigraph.data.sources.base import MAX_NATURAL_SIDE, Dataset, SourceRequest
 from manigraph.data.split import Split, draw_split, read_split
 from manigraph.errors import UserError
 from manigraph.nn import Classifier, Layers, Passes
+from manigraph.nn.backbones.base import SMALLEST_IMAGE
 from manigraph.nn.compiling import compile_backbone
 from manigraph.training.execution import Execution, choose_device
 from manigraph.training.loop import Precision, Trainer
@@ -171,6 +172,8 @@ def build(
 
     torch.manual_seed(config.seed)
     algorithm = build_algorithm(config, dataset.input_shape, dataset.num_classes, to_train=True)
+    if config.training.half_size_steps:
+        _check_half_size(config.backbone.name, algorithm, dataset.input_shape)
     if "strong" in algorithm.data_request().unlabelled.values():
         if not preprocessing.is_pixelwise:
             raise UserError(
@@ -248,6 +251,21 @@ def _check_shifts(augmentation: AugmentationConfig, input_shape: tuple[int, ...]
         raise UserError(
             f"augmentation.translation {augmentation.translation} would shift images of "
             f"{input_shape[2]}x{input_shape[1]} pixels out of sight: lower it"
+        )
+
+
+def _check_half_size(network: str, algorithm: Algorithm[Any], input_shape: tuple[int, ...]) -> None:
+    if not algorithm.model.backbone.takes_any_size:
+        raise UserError(
+            f"the backbone {network!r} takes images of one size only: leave out training.half_size_fraction, "
+            f"or use --backbone.name cnn13"
+        )
+    if algorithm.data_request().images_per_class:
+        raise UserError("labelled images as nodes have one size: leave out training.half_size_fraction")
+    if any(side % 2 or side // 2 < SMALLEST_IMAGE for side in input_shape[1:]):
+        raise UserError(
+            f"images of {input_shape[2]}x{input_shape[1]} pixels cannot be halved, sides must be even and at "
+            f"least {2 * SMALLEST_IMAGE}: leave out training.half_size_fraction"
         )
 
 

@@ -1,10 +1,11 @@
 """What passes between the data, a method and the training loop."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from manigraph.sharding import ALONE, Shard
@@ -80,16 +81,24 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device."""
-
-        def moved(views: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {name: view.to(device, non_blocking=True) for name, view in views.items()}
-
-        return Batch(
-            labelled=moved(self.labelled),
+        batch = self.with_images(lambda images: images.to(device, non_blocking=True))
+        return replace(
+            batch,
             labels=self.labels.to(device, non_blocking=True),
-            unlabelled=moved(self.unlabelled),
             positions=None if self.positions is None else self.positions.to(device, non_blocking=True),
-            class_images=None if self.class_images is None else self.class_images.to(device),
+        )
+
+    def half_size(self) -> "Batch":
+        """The batch with images averaged down to half their sides."""
+        return self.with_images(lambda images: F.avg_pool2d(images, 2))
+
+    def with_images(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The batch with all its images changed."""
+        return replace(
+            self,
+            labelled={name: change(view) for name, view in self.labelled.items()},
+            unlabelled={name: change(view) for name, view in self.unlabelled.items()},
+            class_images=None if self.class_images is None else change(self.class_images),
         )
 
 

@@ -261,6 +261,16 @@ def test_time_left_follows_a_run_that_becomes_slower(clock: Clock) -> None:
     assert run.time_left() == f"{duration(3 * 1000)} left"
 
 
+def test_time_left_knows_of_smaller_images_at_the_beginning(clock: Clock) -> None:
+    sizes = {"seconds_per_step": 4.0, "seconds_per_half_size_step": 1.0, "half_size_steps": 50}
+    run = RunProgress("run-a", 100, estimate=estimate(**sizes))
+    assert run.time_left() == f"{duration(50 + 200)} left"
+    for step in (10, 20, 30):
+        clock.now += 20  # twice as slow as was estimated
+        run.add_record(record(step))
+    assert run.time_left() == f"{duration(2 * (20 + 200))} left"
+
+
 # In a terminal
 
 

@@ -159,15 +159,16 @@ class RunProgress:
     def time_left(self) -> str:
         """From the speed of late, or from the estimate as long as no step is done; may be empty."""
         (first, began), (last, seen) = self._times[0], self._times[-1]
+        expected = float if self.estimate is None else self.estimate.seconds_of
         if last > first:
-            seconds_per_step = (seen - began) / (last - first)
+            slower = (seen - began) / (expected(last) - expected(first))  # than expected; 1 means as expected
         elif self.estimate is not None:
-            seconds_per_step = self.estimate.seconds_per_step
+            slower = 1.0
         else:
             return ""
         if last >= self.total:
             return f"0 s left, {duration(self.later)} with the control" if self.later else "0 s left"
-        seconds = max(seconds_per_step * (self.total - last) - (time.monotonic() - seen), 1.0)
+        seconds = max(slower * (expected(self.total) - expected(last)) - (time.monotonic() - seen), 1.0)
         both = f", {duration(seconds + self.later)} with the control" if self.later else ""
         return f"{duration(seconds)} left{both}"
 

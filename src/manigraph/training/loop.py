@@ -38,6 +38,9 @@ class TrainingConfig:
     """Share of the run between two weights that enter the plain average; 0 means that all steps' do."""
     precision: Precision = field(default="float32", metadata=NEUTRAL)
     """Of the backbone's convolutions and products; losses, the graph and VAT's power step stay float32."""
+    half_size_fraction: float = field(default=0.0, metadata=NEUTRAL)
+    """Share of the run, from its beginning, in which images are averaged down to half their sides: such steps
+    take about a quarter of the time. The end of the run is for images as they are."""
     max_gradient_norm: float = 0.0
     """Shorten longer gradients (over all weights) to this length; 0 means never."""
     log_every: int = 20
@@ -64,6 +67,11 @@ class TrainingConfig:
                 f"ema_decay must be from 0 to below 1, max_gradient_norm and weight_decay at least 0, got "
                 f"{self.ema_decay}, {self.max_gradient_norm} and {self.weight_decay}"
             )
+        if not 0 <= self.half_size_fraction < 1:
+            raise ValueError(
+                f"half_size_fraction must be from 0 to below 1, got {self.half_size_fraction}: use "
+                f"data.image_size to learn from smaller images only"
+            )
         if not 0 <= self.swa_fraction <= 1 or (self.swa_fraction > 0 and self.ema_decay > 0):
             raise ValueError(
                 f"swa_fraction must be from 0 to 1, and goes with --training.ema_decay 0, got "
@@ -74,6 +82,11 @@ class TrainingConfig:
                 f"swa_every must be from 0 to swa_fraction, or no weights would be averaged, got "
                 f"{self.swa_every} and {self.swa_fraction}"
             )
+
+    @property
+    def half_size_steps(self) -> int:
+        """Steps with images of half their size, before all others."""
+        return round(self.half_size_fraction * self.steps)
 
 
 @dataclass(frozen=True)
@@ -176,6 +189,8 @@ class Trainer:
     def train_step(self, batch: Batch) -> StepRecord | None:
         """One update. Nothing is changed if the loss or a gradient is not finite."""
         config = self.config
+        if self.step < config.half_size_steps:
+            batch = batch.half_size()
         buffers = buffers_changed_in_steps(self.algorithm)
         before = [buffer.clone() for buffer in buffers]
         rates = self.schedule.apply(self.optimizer, self.step / config.steps)

@@ -1,5 +1,7 @@
 """What every backbone has in common."""
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from manigraph.nn.convolution import Convolution
@@ -18,6 +20,8 @@ class Backbone(nn.Module):
     """
 
     feature_size: int
+    takes_any_size: ClassVar[bool] = False
+    """Whether images of other sizes than `input_shape` go through too."""
 
     def __init__(
         self, input_shape: tuple[int, ...], *, width: float = 1.0, dropout: float | None = None

@@ -21,6 +21,8 @@ class CNN13(Backbone):
     (images under 12×12) it is padded by one pixel, so images from 8×8 on can be used.
     """
 
+    takes_any_size = True
+
     def __init__(
         self, input_shape: tuple[int, ...], *, width: float = 1.0, dropout: float | None = None
     ) -> None:

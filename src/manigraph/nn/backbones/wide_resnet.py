@@ -59,6 +59,8 @@ class _Block(nn.Module):
 class WideResNet28x2(Backbone):
     """28 layers: a 3×3 to 16 channels, then three groups of four blocks with 32, 64, 128 channels."""
 
+    takes_any_size = True
+
     def __init__(
         self, input_shape: tuple[int, ...], *, width: float = 1.0, dropout: float | None = None
     ) -> None:
