@@ -409,6 +409,10 @@ def test_folders_are_no_classes_beside_a_table(tmp_path: Path) -> None:
     listing = list_images(tmp_path)
     assert labels(listing) == {"cat/1.jpg": "dog", "dog/3.jpg": None, "unlabelled/2.jpg": "cat"}
     assert listing.remarks == ("1 images are not listed in labels.csv and were taken as unlabelled",)
+    put(tmp_path, "cat/4.jpg", "unlabelled/5.jpg")
+    *_, doubt = list_images(tmp_path).remarks
+    assert isinstance(doubt, Doubt)
+    assert doubt == "labels are those of labels.csv: folders (cat, dog) were not taken for classes"
 
 
 def test_parts_beside_a_table_are_parts(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_which_images_are_counted(finished: Path, tmp_path: Path) -> None:
         split = {"validation": list(range(validation)), "test": list(range(test))}
         run = RunDirectory(tmp_path)
         run.write_json("split.json", split)
+        run.write_json("data.json", {"num_images": 20})
         run.write_json("config.json", {"training": {"select": rule}})
         return part_to_count(run)
 
@@ -133,6 +134,17 @@ def test_runs_of_different_splits_are_not_compared(
     other, _ = train(replace(order.control, seed=5), tmp_path, locations=locations)
     with pytest.raises(UserError, match="have different splits: train both again"):
         compare(RunDirectory.open(finished), other, locations=locations)
+
+
+def test_a_split_that_points_beyond_the_images_is_one_sentence(
+    finished: Path, tmp_path: Path, locations: Locations
+) -> None:
+    run = RunDirectory.open(Path(shutil.copytree(finished, tmp_path / finished.name)))
+    control = RunDirectory.open(finished.with_name("whole-control"))
+    split = run.read_json("split.json")
+    run.write_json("split.json", split | {"unlabelled": [*split["unlabelled"], 10**9]})
+    with pytest.raises(UserError, match=r"split\.json' is damaged: unlabelled is no list of places"):
+        compare(run, control, locations=locations)
 
 
 class Stopper(Silence):

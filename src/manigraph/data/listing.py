@@ -404,18 +404,23 @@ def _by_table(table: Path, names: list[str], problems: list[Problem]) -> tuple[l
             )
         else:
             listed[name] = label
-    items, nameless, unlisted = [], 0, 0
+    items, nameless, unlisted = [], 0, list[str]()
     for name in names:
         part = PART_FOLDERS.get(name.rpartition("/")[0].partition("/")[0].lower(), "train")
         label = listed.get(name)
         if label is None and part != "train":
             nameless += 1
             continue
-        unlisted += name not in listed
+        if name not in listed:
+            unlisted.append(name)
         items.append(Item(name, label, part))
     remarks: list[str] = []
     if unlisted:
-        remarks.append(f"{unlisted} images are not listed in {title} and were taken as unlabelled")
+        remarks.append(f"{len(unlisted)} images are not listed in {title} and were taken as unlabelled")
+    folders = sorted({name.partition("/")[0] for name in unlisted if "/" in name} - {*UNLABELLED_FOLDERS})
+    if len(folders) > 1:
+        text = f"labels are those of {title}: folders ({_some(folders)}) were not taken for classes"
+        remarks.append(Doubt(text))
     if nameless:
         text = f"{nameless} images for validation or test have no label in {title} and were left out"
         remarks.append(Doubt(text))

@@ -17,7 +17,7 @@ from manigraph.data.cache import Progress, silent
 from manigraph.data.locations import Locations
 from manigraph.data.prepared import PreparedImages
 from manigraph.data.sources.base import Dataset
-from manigraph.engine import TrainedRun, dataset_of, load
+from manigraph.engine import TrainedRun, dataset_of, load, stored_indices
 from manigraph.errors import UserError
 from manigraph.pair.checks import Advice, Evidence, Pool, advice
 from manigraph.runs import RunDirectory
@@ -113,30 +113,26 @@ def compare(
 
     `part_to_count` says which.
     """
-    split, other = run.read_json("split.json"), control.read_json("split.json")
-    if split.get("digest") != other.get("digest"):
+    if run.read_json("split.json").get("digest") != control.read_json("split.json").get("digest"):
         raise UserError(f"'{run.path}' and '{control.path}' have different splits: train both again")
     part = part_to_count(run)
-    indices = torch.tensor(split[part], dtype=torch.long)
+    indices, pool, labelled = (stored_indices(run, name) for name in (part, "unlabelled", "labelled"))
     trained, trained_control = load(run), load(control)
     dataset = dataset_of(run, trained, locations=locations, progress=progress)
     classes = dataset.classes[indices]
     probs = _probabilities(trained, dataset, indices)
     control_probs = _probabilities(trained_control, dataset, indices)
     wrong, control_wrong = probs.argmax(1) != classes, control_probs.argmax(1) != classes
-    pool = torch.tensor(split["unlabelled"], dtype=torch.long)
-    pool = pool[:: max(1, len(pool) // POOL_SAMPLE)][:POOL_SAMPLE]
+    sample = pool[:: max(1, len(pool) // POOL_SAMPLE)][:POOL_SAMPLE]
     evidence = Evidence(
         config=trained.config,
         class_names=trained.class_names,
-        labels=dataset.classes[torch.tensor(split["labelled"])]
-        .bincount(minlength=dataset.num_classes)
-        .tolist(),
-        unlabelled=len(split["unlabelled"]),
+        labels=dataset.classes[labelled].bincount(minlength=dataset.num_classes).tolist(),
+        unlabelled=len(pool),
         findings=run.read_json("check.json").get("findings", []),
         warnings=[line["warning"] for line in run.read_lines("warnings.jsonl")],
         consistency=[line["terms"].get("consistency", 1.0) for line in run.read_lines("metrics.jsonl")],
-        pool=_pool(trained, trained_control, dataset, pool, control_probs),
+        pool=_pool(trained, trained_control, dataset, sample, control_probs),
         control_error=control_wrong.double().mean().item(),
     )
     return judge(
@@ -199,8 +195,9 @@ def judge(
 
 def part_to_count(run: RunDirectory) -> Part:
     """Validation images, or test images if there are more; rather those on which no weights were chosen."""
-    split, rule = run.read_json("split.json"), run.read_json("config.json")["training"]["select"]
-    sizes: dict[Part, int] = {"validation": len(split["validation"]), "test": len(split["test"])}
+    rule = run.read_json("config.json")["training"]["select"]
+    parts: tuple[Part, ...] = ("validation", "test")
+    sizes: dict[Part, int] = {part: len(stored_indices(run, part)) for part in parts}
     if not any(sizes.values()):
         raise UserError(f"'{run.path}' holds no images out, so that there can be no verdict")
     return max(sizes, key=lambda part: (sizes[part] > 0 and part != rule, sizes[part], part == "validation"))
