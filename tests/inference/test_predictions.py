@@ -312,6 +312,28 @@ def test_links_lead_to_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert link.readlink() == tmp_path / "x.png"
 
 
+@pytest.mark.parametrize("how", ["copy", "link"])
+def test_what_was_sorted_before_is_left_in_its_place(tmp_path: Path, how: str) -> None:
+    paths = [tmp_path / folder / "x.png" for folder in ("a", "b", "c")]
+    for path, text in zip(paths, ("same", "same", "other"), strict=True):
+        path.parent.mkdir()
+        path.write_text(text)
+    answers = [a_prediction(path, "cat") for path in paths]
+    sort(tmp_path, *answers, how=how)
+    first = sorted_files(tmp_path)
+    assert first == ["cat/x-2.png", "cat/x-3.png", "cat/x.png"]
+    sort(tmp_path, *answers, how=how)
+    sort(tmp_path, answers[2], how=how)
+    assert sorted_files(tmp_path) == first
+    paths[2].write_text("changed")
+    sort(tmp_path, answers[2], how=how)
+    copies = ["cat/x-2.png", "cat/x-3.png", "cat/x-4.png", "cat/x.png"]
+    assert sorted_files(tmp_path) == (first if how == "link" else copies)
+    # A copy is not taken for a link, nor the other way round.
+    sort(tmp_path, answers[0], how="link" if how == "copy" else "copy")
+    assert len(sorted_files(tmp_path)) == len(copies if how == "link" else [*copies, ""])
+
+
 def test_unsure_ones_have_a_folder_of_their_own(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).touch()

@@ -1,5 +1,6 @@
 """Image files sorted into a folder for each class, as copies or links."""
 
+import filecmp
 import os
 import shutil
 import unicodedata
@@ -62,6 +63,8 @@ def _cut(text: str, most: int) -> str:
 class Sorter:
     """Puts files into `root/CLASS`; a name that is taken gets a number: `name-2.jpg`.
 
+    A file that lies there from an earlier sorting, the same to the last byte, is left in its place.
+
     Args:
         root: The folder, made when the first file comes.
         class_names: Of the run.
@@ -76,6 +79,7 @@ class Sorter:
         self.how = how
         self.sure = sure
         self.folders = dict(zip(class_names, folder_names(class_names), strict=True))
+        self._sorted: set[Path] = set()
 
     def put(self, answer: FilePrediction) -> Path:
         """Sort one file; the path of its copy or link."""
@@ -85,22 +89,40 @@ class Sorter:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             while True:
+                target = folder / name
                 try:
-                    return self._placed(answer.path, folder / name)
+                    self._place(answer.path, target)
                 except FileExistsError:
+                    if self._was_placed(answer.path, target):
+                        return target
                     number += 1
                     stem = _cut(answer.path.stem, LONGEST_STEM)
                     name = f"{stem}-{number}{answer.path.suffix}"
+                else:
+                    self._sorted.add(target)
+                    return target
         except OSError as error:
             raise UserError(
                 f"'{answer.path}' cannot be put into '{folder}': {error.strerror or error}; give "
                 f"--label_folder another folder"
             ) from None
 
-    def _placed(self, source: Path, target: Path) -> Path:
+    def _was_placed(self, source: Path, target: Path) -> bool:
+        """Whether an earlier sorting put the same file there; in one sorting, equal files are two files."""
+        if target in self._sorted or target.is_symlink() != (self.how == "link"):
+            return False
+        if self.how == "link":
+            same = target.readlink() == source.absolute()
+        else:
+            same = target.is_file() and filecmp.cmp(source, target, shallow=False)
+        if same:
+            self._sorted.add(target)
+        return same
+
+    def _place(self, source: Path, target: Path) -> None:
         if self.how == "link":
             target.symlink_to(source.absolute())
-            return target
+            return
         with source.open("rb") as original, target.open("xb") as copy:
             try:
                 shutil.copyfileobj(original, copy)
@@ -108,7 +130,6 @@ class Sorter:
                 target.unlink()  # half a file would be taken for a whole one
                 raise
         shutil.copystat(source, target)
-        return target
 
 
 def check_not_sorted(root: Path, place: Path) -> None:
