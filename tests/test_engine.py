@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from manigraph.build import build, load_dataset
 from manigraph.catalogue import RECIPES
 from manigraph.config import BackboneConfig, Config, with_options
 from manigraph.data.augmentation import AugmentationConfig
+from manigraph.data.batches import BatchConfig
 from manigraph.data.check import check_brightness
 from manigraph.data.locations import Locations
 from manigraph.data.preprocessing import PreprocessingConfig
@@ -21,6 +22,7 @@ from manigraph.data.sources.arrays import from_arrays
 from manigraph.engine import evaluate_run, load, train
 from manigraph.errors import UserError
 from manigraph.runs import RunDirectory
+from manigraph.session import clean_images
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.selection import SelectionRule
 from tests.data.pictures import photo_folder, picture, write_files
@@ -277,8 +279,14 @@ def test_a_method_that_predicts_with_an_average_gets_no_second_one() -> None:
     assert decays["mean_teacher"] == 0 < decays["pi_vat"]
 
 
-def test_strong_views_and_whitening_do_not_go_together(tmp_path: Path) -> None:
-    config = with_options(RECIPES.get("digits")("fixmatch"), ["--preprocessing.kind", "zca"], program="test")
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [("fixmatch", []), ("supervised", ["--batch.labelled_view", "strong"])]
+)
+def test_strong_views_and_whitening_do_not_go_together(
+    algorithm: str, options: list[str], tmp_path: Path
+) -> None:
+    zca = ["--preprocessing.kind", "zca"]
+    config = with_options(RECIPES.get("digits")(algorithm), [*zca, *options], program="test")
     with pytest.raises(UserError, match=r"use --preprocessing\.kind standardise"):
         train(config, tmp_path)
 
@@ -294,3 +302,14 @@ def test_dark_images_are_told_where_views_are_strong() -> None:
     dark, told = from_arrays(pixels, classes), from_arrays(pixels, classes, white=16)
     assert [finding.kind for finding in check_brightness(dark)] == ["dark_images"]
     assert check_brightness(told) == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "view", "images"),
+    [("pi_model", "weak", 10), ("pi_model", "strong", 6), ("supervised", "strong", 4)],
+)
+def test_statistics_of_an_average_are_of_clean_images_where_there_are_some(
+    algorithm: str, view: Literal["weak", "strong"], images: int
+) -> None:
+    config = quick(algorithm, batch=BatchConfig(labelled=4, unlabelled=6, labelled_view=view))
+    assert {len(batch) for batch in clean_images(build(config))} == {images}

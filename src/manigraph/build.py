@@ -174,11 +174,11 @@ def build(
     algorithm = build_algorithm(config, dataset.input_shape, dataset.num_classes, to_train=True)
     if config.training.half_size_steps:
         _check_half_size(config.backbone.name, algorithm, dataset.input_shape)
-    if "strong" in algorithm.data_request().unlabelled.values():
+    if "strong" in (config.batch.labelled_view, *algorithm.data_request().unlabelled.values()):
         if not preprocessing.is_pixelwise:
             raise UserError(
                 "whitening blows up what strong views bring in that no image has: use "
-                "--preprocessing.kind standardise with FixMatch"
+                "--preprocessing.kind standardise with them"
             )
         check = replace(check, findings=(*check.findings, *check_brightness(dataset)))
     # Dropout masks do not depend on how many random numbers the weights took.

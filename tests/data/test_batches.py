@@ -16,7 +16,12 @@ from tests.helpers import Table, seeded
 TWO_VIEWS = DataRequest(unlabelled={"first": "weak", "second": "weak", "as_is": "plain"}, images_per_class=3)
 
 
-def stream(request: DataRequest, seed: int = 0, classes: Tensor | None = None) -> BatchStream:
+def stream(
+    request: DataRequest,
+    seed: int = 0,
+    classes: Tensor | None = None,
+    batch: BatchConfig = BatchConfig(labelled=4, unlabelled=8),
+) -> BatchStream:
     return BatchStream(
         Table(torch.rand(20, 1, 8, 8, generator=seeded(99))),
         torch.arange(20) % 2 if classes is None else classes,
@@ -24,7 +29,7 @@ def stream(request: DataRequest, seed: int = 0, classes: Tensor | None = None) -
         unlabelled=torch.arange(6, 20),
         num_classes=2,
         request=request,
-        batch=BatchConfig(labelled=4, unlabelled=8),
+        batch=batch,
         augmentation=AugmentationConfig(translation=1),
         generator=seeded(seed),
     )
@@ -182,6 +187,20 @@ def test_strong_views_are_drawn_after_the_weak_change_and_differ_from_image_to_i
     changed = (strong - plain).flatten(1).abs().amax(dim=1) > 0
     assert changed.all()
     assert not torch.equal(strong, weak)
+
+
+def test_labelled_images_may_be_seen_in_strong_views_too() -> None:
+    views = DataRequest(labelled={"image": "weak", "as_is": "plain"}, unlabelled={"first": "weak"})
+    weak = next(stream(views))
+    strong = next(stream(views, batch=BatchConfig(4, 8, labelled_view="strong")))
+    assert torch.equal(strong.labelled["as_is"], weak.labelled["as_is"])
+    assert torch.equal(strong.unlabelled["first"], weak.unlabelled["first"])
+    assert torch.equal(strong.labels, weak.labels)
+    shifted = {image.sum().item() for image in weak.labelled["image"]}
+    values = set(strong.labelled["as_is"].unique().tolist())
+    assert len(shifted) == 4
+    assert set(weak.labelled["image"].unique().tolist()) <= values  # shifts bring nothing in but the edge
+    assert not set(strong.labelled["image"].unique().tolist()) <= values
 
 
 def test_a_strong_view_of_a_vector_has_some_entries_taken_away() -> None:

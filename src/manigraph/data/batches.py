@@ -1,12 +1,13 @@
 """Endless batches of augmented images, whose place in the stream can be kept and taken up again."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from manigraph.contract import Batch, DataRequest, ImageTable, ViewKind
+from manigraph.contract import NEUTRAL, Batch, DataRequest, ImageTable, ViewKind
 from manigraph.data.augmentation import AugmentationConfig, augment
 from manigraph.data.neighbours import Neighbours
 from manigraph.data.strong_augmentation import StrongAugmentationConfig, strongly_augment
@@ -38,12 +39,14 @@ class IndexStream:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """Size of a batch."""
+    """What a batch is made of."""
 
     labelled: int = 32
     """Labelled images in a batch."""
     unlabelled: int = 128
     """Unlabelled images in a batch, drawn independently of the labelled ones."""
+    labelled_view: Literal["weak", "strong"] = field(default="weak", metadata=NEUTRAL)
+    """How labelled images are augmented; few of them are not so soon known by heart in strong views."""
 
     def __post_init__(self) -> None:
         if min(self.labelled, self.unlabelled) < 2:
@@ -108,6 +111,11 @@ class BatchStream(Iterator[Batch]):
             for c in range(num_classes if request.images_per_class else 0)
         }
 
+    @property
+    def labelled_view(self) -> ViewKind:
+        """How labelled images are augmented."""
+        return self._batch.labelled_view
+
     def __next__(self) -> Batch:
         request = self._request
         own = self._shard.own
@@ -129,7 +137,10 @@ class BatchStream(Iterator[Batch]):
             stored = self._images.stored(torch.cat(of_classes))
             class_images = self._images.prepare(augment(stored, self._augmentation, self._generator))
         batch = Batch(
-            labelled={name: self._view(kind, chosen, labelled) for name, kind in request.labelled.items()},
+            labelled={
+                name: self._view(self.labelled_view if kind == "weak" else kind, chosen, labelled)
+                for name, kind in request.labelled.items()
+            },
             labels=self._classes[chosen],
             unlabelled=unlabelled_views,
             positions=positions,
