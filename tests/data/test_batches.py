@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Mapping
+from typing import Literal
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ def stream(
     request: DataRequest,
     seed: int = 0,
     classes: Tensor | None = None,
-    batch: BatchConfig = BatchConfig(labelled=4, unlabelled=8),
+    labelled_view: Literal["weak", "strong"] = "weak",
 ) -> BatchStream:
     return BatchStream(
         Table(torch.rand(20, 1, 8, 8, generator=seeded(99))),
@@ -29,7 +30,7 @@ def stream(
         unlabelled=torch.arange(6, 20),
         num_classes=2,
         request=request,
-        batch=batch,
+        batch=BatchConfig(labelled=4, unlabelled=8, labelled_view=labelled_view),
         augmentation=AugmentationConfig(translation=1),
         generator=seeded(seed),
     )
@@ -192,7 +193,7 @@ def test_strong_views_are_drawn_after_the_weak_change_and_differ_from_image_to_i
 def test_labelled_images_may_be_seen_in_strong_views_too() -> None:
     views = DataRequest(labelled={"image": "weak", "as_is": "plain"}, unlabelled={"first": "weak"})
     weak = next(stream(views))
-    strong = next(stream(views, batch=BatchConfig(4, 8, labelled_view="strong")))
+    strong = next(stream(views, labelled_view="strong"))
     assert torch.equal(strong.labelled["as_is"], weak.labelled["as_is"])
     assert torch.equal(strong.unlabelled["first"], weak.unlabelled["first"])
     assert torch.equal(strong.labels, weak.labels)
