@@ -70,7 +70,7 @@ def load(run: RunDirectory) -> TrainedRun:
     """Read a run's configuration, preprocessing and weights; nothing is unpickled."""
     config, data = stored_config(run), stored_data(run)
     preprocessing = stored_preprocessing(run, data.input_shape)
-    algorithm = _algorithm(run, config, data.input_shape, len(data.class_names))
+    algorithm = trained_algorithm(run, config, data.input_shape, len(data.class_names))
     return TrainedRun(
         config=config,
         class_names=data.class_names,
@@ -156,7 +156,7 @@ def stored_preprocessing(run: RunDirectory, input_shape: tuple[int, ...]) -> Pre
         raise UserError(f"'{path}' is damaged: it does not say how pixels are prepared") from None
 
 
-def _algorithm(
+def trained_algorithm(
     run: RunDirectory, config: Config[Any], input_shape: tuple[int, ...], num_classes: int
 ) -> Algorithm[Any]:
     """The trained method. It is built without memory, which it gets only for what the file really holds."""
