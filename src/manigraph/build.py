@@ -255,6 +255,8 @@ def _check_shifts(augmentation: AugmentationConfig, input_shape: tuple[int, ...]
 
 
 def _check_half_size(network: str, algorithm: Algorithm[Any], input_shape: tuple[int, ...]) -> None:
+    if len(input_shape) != 3:
+        raise UserError("vectors have no size that could be halved: leave out training.half_size_fraction")
     if not algorithm.model.backbone.takes_any_size:
         raise UserError(
             f"the backbone {network!r} takes images of one size only: leave out training.half_size_fraction, "

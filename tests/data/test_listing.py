@@ -415,6 +415,25 @@ def test_folders_are_no_classes_beside_a_table(tmp_path: Path) -> None:
     assert doubt == "labels are those of labels.csv: folders (cat, dog) were not taken for classes"
 
 
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (("images/2.jpg", "Unlabelled/3.jpg"), None),
+        (("train/2.jpg", "extra/3.jpg"), None),
+        (("Train/cat/2.jpg", "Train/dog/3.jpg"), "cat, dog"),
+        (("cat/2.jpg", "dog/UNLABELED/3.jpg"), None),
+    ],
+)
+def test_folders_that_would_be_no_classes_are_not_named_beside_a_table(
+    tmp_path: Path, files: tuple[str, ...], named: str | None
+) -> None:
+    put(tmp_path, "1.jpg", *files)
+    table(tmp_path, "path,label\n1.jpg,dog\n")
+    doubts = [remark for remark in list_images(tmp_path).remarks if isinstance(remark, Doubt)]
+    expected = f"labels are those of labels.csv: folders ({named}) were not taken for classes"
+    assert doubts == ([expected] if named else [])
+
+
 def test_parts_beside_a_table_are_parts(tmp_path: Path) -> None:
     names = ["a/1.jpg", "Test/2.jpg", "val/3.jpg", "train/4.jpg", "test.jpg", "a/test/5.jpg"]
     put(tmp_path, *names, "test/unlisted.jpg", "val/empty.jpg")

@@ -17,7 +17,7 @@ from manigraph.cli.main import main
 from manigraph.cli.reproduce import ReproduceOptions, chosen_table, print_results
 from manigraph.errors import UserError
 from manigraph.experiments.grid import ResultsFile, measure
-from manigraph.experiments.paper import PAPER_TABLES, paper_table
+from manigraph.experiments.paper import PAPER_TABLES, Scale, paper_table
 from manigraph.experiments.tables import Column, Row, Table
 from manigraph.options import parse
 from manigraph.published import PUBLISHED
@@ -249,6 +249,20 @@ def test_cells_have_the_first_seed_first() -> None:
 
 
 # Every table, at every scale
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+@pytest.mark.parametrize("title", ["FixMatch", "Mean Teacher"])
+def test_the_graph_on_another_method_has_its_consistency_term(scale: Scale, title: str) -> None:
+    table = paper_table("svhn-labels", scale)
+    rows = {row.title: row for row in table.rows}
+    cells = [table.cell(rows[name], table.columns[0], 0) for name in (title, f"Manifold Graph on {title}")]
+    alone, combined = (vars(cell.config().method) for cell in cells)
+    if title == "FixMatch":  # which compares classes
+        combined |= {"consistency": None}
+        alone = alone | {"consistency": None}
+    assert {name: combined[name] for name in alone} == alone
+    assert combined["comparison"] == rows[title].algorithm
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])

@@ -270,11 +270,9 @@ def test_folders_of_classes_lead_nowhere_else_and_are_told_apart(tmp_path: Path)
     assert folder_names(("cat", "big dog", "ü")) == ["cat", "big dog", "ü"]
 
 
-def sort(tmp_path: Path, *answers: FilePrediction, how: str = "copy", sure: float = 0.0) -> Sorter:
+def sort(tmp_path: Path, *answers: FilePrediction, how: str = "copy", sure: float = 0.0) -> list[Path]:
     sorter = Sorter(tmp_path / "sorted", ("cat", "../dog"), how=how, sure=sure)  # type: ignore[arg-type]
-    for answer in answers:
-        sorter.put(answer)
-    return sorter
+    return [sorter.put(answer) for answer in answers]
 
 
 def sorted_files(tmp_path: Path) -> list[str]:
@@ -315,23 +313,51 @@ def test_links_lead_to_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("how", ["copy", "link"])
 def test_what_was_sorted_before_is_left_in_its_place(tmp_path: Path, how: str) -> None:
     paths = [tmp_path / folder / "x.png" for folder in ("a", "b", "c")]
-    for path, text in zip(paths, ("same", "same", "other"), strict=True):
+    for path, text in zip(paths, ("same", "same", "more"), strict=True):
         path.parent.mkdir()
         path.write_text(text)
+        os.utime(path, (10**9, 10**9))
     answers = [a_prediction(path, "cat") for path in paths]
     sort(tmp_path, *answers, how=how)
     first = sorted_files(tmp_path)
     assert first == ["cat/x-2.png", "cat/x-3.png", "cat/x.png"]
-    sort(tmp_path, *answers, how=how)
+    assert len(set(sort(tmp_path, *answers, how=how))) == 3
     sort(tmp_path, answers[2], how=how)
     assert sorted_files(tmp_path) == first
-    paths[2].write_text("changed")
+    paths[2].write_text("less")
+    os.utime(paths[2], (10**9, 10**9))
     sort(tmp_path, answers[2], how=how)
     copies = ["cat/x-2.png", "cat/x-3.png", "cat/x-4.png", "cat/x.png"]
     assert sorted_files(tmp_path) == (first if how == "link" else copies)
     # A copy is not taken for a link, nor the other way round.
     sort(tmp_path, answers[0], how="link" if how == "copy" else "copy")
     assert len(sorted_files(tmp_path)) == len(copies if how == "link" else [*copies, ""])
+
+
+@pytest.mark.parametrize("how", ["copy", "link"])
+def test_what_was_sorted_before_is_found_behind_a_gap(tmp_path: Path, how: str) -> None:
+    paths = [tmp_path / folder / f"{'x' * length}.png" for length in (1, 210) for folder in ("a", "b", "c")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(str(number))
+    answers = [a_prediction(path, "cat") for path in paths]
+    sort(tmp_path, *answers, how=how)
+    (tmp_path / "sorted" / "cat" / "x.png").unlink()
+    (tmp_path / "sorted" / "cat" / f"{'x' * 210}.png").unlink()
+    left = sorted_files(tmp_path)
+    sort(tmp_path, *answers[1:3], *answers[4:], how=how)
+    assert sorted_files(tmp_path) == left
+    sort(tmp_path, *answers, how=how)
+    assert len(sorted_files(tmp_path)) == 6
+
+
+def test_a_link_is_the_same_whichever_way_the_file_is_named(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "a" / "x.png").touch()
+    for path in (tmp_path / "a" / "x.png", tmp_path / "b" / ".." / "a" / "x.png"):
+        sort(tmp_path, a_prediction(path, "cat"), how="link")
+    assert sorted_files(tmp_path) == ["cat/x.png"]
 
 
 def test_unsure_ones_have_a_folder_of_their_own(tmp_path: Path) -> None:

@@ -12,9 +12,14 @@ from manigraph.catalogue import ALGORITHMS, RECIPES
 from manigraph.config import BackboneConfig, Config
 from manigraph.contract import Batch
 from manigraph.data.batches import BatchConfig
+from manigraph.data.preprocessing import PreprocessingConfig
+from manigraph.data.sources.arrays import from_arrays
 from manigraph.errors import UserError
+from manigraph.pair import speed
 from manigraph.training.estimate import Estimate, estimate_run
+from manigraph.training.execution import Execution
 from manigraph.training.loop import TrainingConfig
+from manigraph.training.processes import Processes
 from tests.helpers import assert_bitwise_equal, copied, recorded_inputs
 
 
@@ -91,6 +96,70 @@ def test_the_estimate_measures_both_kinds_of_step_and_leaves_no_trace() -> None:
     job.trainer.step = 4
     later = estimate_run(job.trainer, job.batches, lambda: 1, 0)
     assert later.seconds == pytest.approx(2 * later.seconds_per_step)
+
+
+def test_the_time_that_is_planned_with_knows_of_both_kinds_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_up(*_: object) -> Estimate:
+        return Estimate(1, 4.0, 100.0, 1, half_size_steps=3, seconds_per_half_size_step=1.0)
+
+    monkeypatch.setattr(speed, "estimate_run", made_up)
+    config = config_for()
+    processes = Processes(torch.device("cpu"))
+    found = speed.measured_speed(config, random_dataset(400, side=16), Execution(), processes)
+    assert (found.step, found.evaluation) == (2.5, 85.0)
+
+
+def test_a_run_that_is_taken_up_again_in_its_small_part_ends_the_same() -> None:
+    whole, first, second = (job_for(config_for("manifold_graph")) for _ in range(3))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for _ in range(6):
+            whole.trainer.train_step(next(whole.batches))
+        torch.manual_seed(0)
+        for _ in range(2):
+            first.trainer.train_step(next(first.batches))
+        snapshot, place = first.trainer.snapshot(), first.batches.state_dict()
+        torch.manual_seed(1)
+        second.batches.load_state_dict(place)
+        second.trainer.restore(snapshot)
+        for _ in range(4):
+            second.trainer.train_step(next(second.batches))
+    assert_bitwise_equal(second.trainer.algorithm.state_dict(), whole.trainer.algorithm.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("steps", "fraction", "small"), [(6, 0.95, 5), (1, 0.7, 0), (10, 0.55, 6), (10, 0.26, 3)]
+)
+def test_the_end_of_a_run_is_for_whole_images(steps: int, fraction: float, small: int) -> None:
+    assert TrainingConfig(steps=steps, half_size_fraction=fraction).half_size_steps == small
+
+
+def test_a_plain_average_is_of_whole_images() -> None:
+    TrainingConfig(half_size_fraction=0.5, swa_fraction=0.5)
+    with pytest.raises(ValueError, match="weights of small images would be averaged"):
+        TrainingConfig(half_size_fraction=0.6, swa_fraction=0.5)
+
+
+@pytest.mark.parametrize("name", ["cnn13", "wide_resnet28_2"])
+def test_networks_of_any_size(name: str) -> None:
+    job = job_for(replace(config_for("supervised"), backbone=BackboneConfig(name, width=1 / 16)))
+    with recorded_inputs(job.trainer.algorithm.model.backbone) as inputs:
+        job.trainer.train_step(next(job.batches))
+    assert {images.shape[2] for images in inputs} == {8}
+
+
+def test_images_may_be_wider_than_high() -> None:
+    images = random_dataset(400, side=22).images[:, :, :16]
+    build(config_for("supervised"), dataset=from_arrays(images, torch.arange(400) % 10))
+    with pytest.raises(UserError, match="21x16 pixels cannot be halved"):
+        build(config_for("supervised"), dataset=from_arrays(images[..., 1:], torch.arange(400) % 10))
+
+
+def test_vectors_have_no_size() -> None:
+    config = replace(config_for("supervised"), backbone=BackboneConfig("mlp"))
+    config = replace(config, preprocessing=PreprocessingConfig())
+    with pytest.raises(UserError, match="vectors have no size that could be halved"):
+        build(config, dataset=from_arrays(torch.randn(400, 5), torch.arange(400) % 10))
 
 
 def test_steps_that_are_expected_to_take_longer_count_for_more() -> None:

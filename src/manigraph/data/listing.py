@@ -417,7 +417,7 @@ def _by_table(table: Path, names: list[str], problems: list[Problem]) -> tuple[l
     remarks: list[str] = []
     if unlisted:
         remarks.append(f"{len(unlisted)} images are not listed in {title} and were taken as unlabelled")
-    folders = sorted({name.partition("/")[0] for name in unlisted if "/" in name} - {*UNLABELLED_FOLDERS})
+    folders = sorted({folder for name in unlisted if (folder := _class_folder(name))})
     if len(folders) > 1:
         text = f"labels are those of {title}: folders ({_some(folders)}) were not taken for classes"
         remarks.append(Doubt(text))
@@ -425,6 +425,16 @@ def _by_table(table: Path, names: list[str], problems: list[Problem]) -> tuple[l
         text = f"{nameless} images for validation or test have no label in {title} and were left out"
         remarks.append(Doubt(text))
     return items, remarks
+
+
+def _class_folder(name: str) -> str | None:
+    """The folder that would be the class of an image if there were no table."""
+    *folders, _ = name.split("/")
+    if folders and folders[0].lower() in PART_FOLDERS:
+        folders = folders[1:]
+    if not folders or any(folder.lower() in UNLABELLED_FOLDERS for folder in folders):
+        return None
+    return folders[0]
 
 
 def _rows(table: Path, delimiter: str, path_at: int, label_at: int) -> Iterator[tuple[int, str, str | None]]:

@@ -462,8 +462,8 @@ def _limit_time(job: Job, minutes: float) -> None:
     """Make the training as short as it must be, if it would take longer."""
     trainer = job.trainer
     measured = estimate_run(trainer, job.batches, lambda: 0, 0)
-    fitting = max(1, int(60 * minutes / measured.seconds_per_step))
-    steps = min(trainer.config.steps, fitting)
+    steps = trainer.config.steps
+    steps = min(steps, max(1, int(60 * minutes * steps / measured.seconds_of(steps))))
     trainer.config = replace(trainer.config, steps=steps, log_every=min(trainer.config.log_every, steps))
 
 

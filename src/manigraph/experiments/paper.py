@@ -22,7 +22,10 @@ ON_FIXMATCH = (
     *(*combined_with("fixmatch"), "--method.entropy_weight", "0", "--method.ramp_fraction", "0"),
     *("--preprocessing.kind", "standardise"),  # whitening would blow up what strong views bring in
 )
-ON_MEAN_TEACHER = combined_with("mean_teacher")
+ON_MEAN_TEACHER = (
+    *(*combined_with("mean_teacher"), "--method.entropy_weight", "0", "--method.ramp_fraction", "0.25"),
+    *("--method.consistency", "mse", "--method.consistency_weight", "10"),
+)
 
 CONTENDERS = (
     Row("supervised only", "supervised"),

@@ -2,9 +2,11 @@
 
 import filecmp
 import os
+import re
 import shutil
 import unicodedata
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -80,23 +82,28 @@ class Sorter:
         self.sure = sure
         self.folders = dict(zip(class_names, folder_names(class_names), strict=True))
         self._sorted: set[Path] = set()
+        self._earlier: dict[Path, Mapping[str, list[Path]]] = {}
 
     def put(self, answer: FilePrediction) -> Path:
         """Sort one file; the path of its copy or link."""
         check_not_sorted(self.root, answer.path)  # lists and patterns are not known before
         folder = self.root / (self.folders[answer.class_name] if answer.probability >= self.sure else UNSURE)
         name, number = answer.path.name, 1
+        stem = _cut(answer.path.stem, LONGEST_STEM)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if folder not in self._earlier:
+                self._earlier[folder] = _by_name(folder)
+            for key in {_without_number(name), _without_number(f"{stem}{answer.path.suffix}")}:
+                for target in self._earlier[folder].get(key, ()):
+                    if self._was_placed(answer.path, target):
+                        return target
             while True:
                 target = folder / name
                 try:
                     self._place(answer.path, target)
                 except FileExistsError:
-                    if self._was_placed(answer.path, target):
-                        return target
                     number += 1
-                    stem = _cut(answer.path.stem, LONGEST_STEM)
                     name = f"{stem}-{number}{answer.path.suffix}"
                 else:
                     self._sorted.add(target)
@@ -112,9 +119,10 @@ class Sorter:
         if target in self._sorted or target.is_symlink() != (self.how == "link"):
             return False
         if self.how == "link":
-            same = target.readlink() == source.absolute()
+            same = os.path.normpath(target.readlink()) == os.path.normpath(source.absolute())
         else:
-            same = target.is_file() and filecmp.cmp(source, target, shallow=False)
+            filecmp.clear_cache()  # it would believe that a file of the same size and time is unchanged
+            same = filecmp.cmp(source, target, shallow=False)
         if same:
             self._sorted.add(target)
         return same
@@ -130,6 +138,19 @@ class Sorter:
                 target.unlink()  # half a file would be taken for a whole one
                 raise
         shutil.copystat(source, target)
+
+
+def _by_name(folder: Path) -> Mapping[str, list[Path]]:
+    """What lies in a folder already, by names without their numbers."""
+    files = defaultdict(list)
+    for path in sorted(folder.iterdir(), key=lambda path: (len(path.name), path.name)):
+        files[_without_number(path.name)].append(path)
+    return files
+
+
+def _without_number(name: str) -> str:
+    path = Path(name)
+    return re.sub(r"-\d+$", "", path.stem) + path.suffix
 
 
 def check_not_sorted(root: Path, place: Path) -> None:

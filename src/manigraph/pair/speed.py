@@ -67,7 +67,7 @@ def measured_speed(
 def _measure(
     config: Config[Any], dataset: Dataset, execution: Execution, processes: Processes
 ) -> tuple[float, float]:
-    """Seconds of a step, and of predicting all images that are held out."""
+    """Seconds of a step, on average, and of predicting all images that are held out."""
     with torch.random.fork_rng():
         job = build(config, dataset=dataset, execution=execution, processes=processes)
         held_out = torch.cat([job.split.validation, job.split.test])
@@ -80,5 +80,6 @@ def _measure(
             return len(some)
 
         estimate = estimate_run(job.trainer, job.batches, predict_some, len(held_out))
-    steps = config.training.steps * estimate.seconds_per_step
-    return estimate.seconds_per_step, max(estimate.seconds - steps, 0.0)
+    steps = config.training.steps
+    training = estimate.seconds_of(steps)
+    return training / steps, max(estimate.seconds - training, 0.0)

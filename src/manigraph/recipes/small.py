@@ -26,7 +26,8 @@ and consistency then makes one class of all others."""
 
 MEASURED_BY_SQUARES = ("pi_model", "vat", "pi_vat", "manifold_graph")
 """Methods of the paper that compare all predictions, sure or not; by squares and with a ramp where labels are
-few, chosen likewise. Others have a ramp of their own or need none."""
+few, chosen likewise for the last two and taken over for the others. Other methods have a ramp of their own or
+need none."""
 
 
 def svhn_small(algorithm: str) -> Config[Any]:

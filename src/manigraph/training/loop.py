@@ -40,7 +40,7 @@ class TrainingConfig:
     """Of the backbone's convolutions and products; losses, the graph and VAT's power step stay float32."""
     half_size_fraction: float = field(default=0.0, metadata=NEUTRAL)
     """Share of the run, from its beginning, in which images are averaged down to half their sides: such steps
-    take about a quarter of the time. The end of the run is for images as they are."""
+    take a quarter to a half of the time. The end of the run is for images as they are."""
     max_gradient_norm: float = 0.0
     """Shorten longer gradients (over all weights) to this length; 0 means never."""
     log_every: int = 20
@@ -77,6 +77,11 @@ class TrainingConfig:
                 f"swa_fraction must be from 0 to 1, and goes with --training.ema_decay 0, got "
                 f"{self.swa_fraction} and {self.ema_decay}"
             )
+        if self.swa_fraction > 0 and self.half_size_fraction > 1 - self.swa_fraction:
+            raise ValueError(
+                f"weights of small images would be averaged: half_size_fraction and swa_fraction must be at "
+                f"most 1 together, got {self.half_size_fraction} and {self.swa_fraction}"
+            )
         if not 0 <= self.swa_every <= self.swa_fraction:
             raise ValueError(
                 f"swa_every must be from 0 to swa_fraction, or no weights would be averaged, got "
@@ -85,8 +90,8 @@ class TrainingConfig:
 
     @property
     def half_size_steps(self) -> int:
-        """Steps with images of half their size, before all others."""
-        return round(self.half_size_fraction * self.steps)
+        """Steps with images of half their size, before all others, of which there is at least one."""
+        return min(round(self.half_size_fraction * self.steps), self.steps - 1)
 
 
 @dataclass(frozen=True)
