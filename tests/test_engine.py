@@ -313,3 +313,13 @@ def test_statistics_of_an_average_are_of_clean_images_where_there_are_some(
 ) -> None:
     config = quick(algorithm, batch=BatchConfig(labelled=4, unlabelled=6, labelled_view=view))
     assert {len(batch) for batch in clean_images(build(config))} == {images}
+
+
+@pytest.mark.parametrize(("at_labels", "labels", "decay"), [(0, 40, 0.01), (20, 20, 0.01), (20, 40, 0.005)])
+def test_weight_decay_follows_the_number_of_labels_if_it_is_to(
+    at_labels: int, labels: int, decay: float
+) -> None:
+    training = TrainingConfig(steps=2, weight_decay=0.01, decay_at_labels=at_labels)
+    config = quick("supervised", training=training)
+    job = build(replace(config, data=replace(config.data, labels=labels)))
+    assert job.trainer.optimizer.param_groups[0]["weight_decay"] == pytest.approx(decay)

@@ -259,7 +259,12 @@ def test_the_protocol_of_the_small_tables_is_the_same_for_all_methods(name: str,
     assert [getattr(config, part) for part in shared] == [getattr(other, part) for part in shared]
     assert (config.data.image_size, config.augmentation.translation) == (16, 1)
     assert (config.backbone.name, config.backbone.width, config.training.steps) == ("cnn13", 0.125, 6000)
-    assert (config.schedule.max_learning_rate, config.training.weight_decay) == (0.1, 5e-3)
+    training = config.training
+    assert (config.schedule.max_learning_rate, training.weight_decay, training.decay_at_labels) == (
+        0.1,
+        5e-3,
+        250,
+    )
     averages = (config.training.ema_decay, config.training.swa_fraction)
     assert averages == (0.99, 0) or algorithm in ("mean_teacher", "fast_swa")
 

@@ -186,7 +186,8 @@ def build(
     algorithm.expect_images(len(pool))
     place_algorithm(algorithm, config.training.precision, execution, processes)
     noise = torch.Generator(processes.device).manual_seed(_derived_seed(config.seed, 1))
-    trainer = Trainer(algorithm, config.schedule, config.training, noise, processes)
+    training = config.training.for_labels(len(split.labelled))
+    trainer = Trainer(algorithm, config.schedule, training, noise, processes)
     return Job(
         dataset=dataset,
         split=split,

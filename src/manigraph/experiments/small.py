@@ -86,7 +86,7 @@ def _decayed(decay: str, title: str, algorithm: str, *options: str, labels: int 
     return Row(
         f"{many}weight decay {decay}: {title}",
         algorithm,
-        ("--training.weight_decay", decay, *options),
+        ("--training.weight_decay", decay, "--training.decay_at_labels", "0", *options),
         labels=labels,
     )
 

@@ -30,6 +30,9 @@ class TrainingConfig:
     """Number of updates."""
     weight_decay: float = 2e-4
     """L2 penalty on all weights."""
+    decay_at_labels: int = field(default=0, metadata=NEUTRAL)
+    """Number of labels for which `weight_decay` is meant: with half as many it is doubled, with more it is
+    less, since few labelled images are soon known by heart. 0: it is the same for any number."""
     ema_decay: float = 0.0
     """Predict with an exponential average of the weights; 0 means with the weights themselves."""
     swa_fraction: float = field(default=0.0, metadata=NEUTRAL)
@@ -67,6 +70,8 @@ class TrainingConfig:
                 f"ema_decay must be from 0 to below 1, max_gradient_norm and weight_decay at least 0, got "
                 f"{self.ema_decay}, {self.max_gradient_norm} and {self.weight_decay}"
             )
+        if self.decay_at_labels < 0:
+            raise ValueError(f"decay_at_labels must be at least 0, got {self.decay_at_labels}")
         if not 0 <= self.half_size_fraction < 1:
             raise ValueError(
                 f"half_size_fraction must be from 0 to below 1, got {self.half_size_fraction}: use "
@@ -87,6 +92,13 @@ class TrainingConfig:
                 f"swa_every must be from 0 to swa_fraction, or no weights would be averaged, got "
                 f"{self.swa_every} and {self.swa_fraction}"
             )
+
+    def for_labels(self, labels: int) -> "TrainingConfig":
+        """With the weight decay for so many labelled images, whatever their number was meant to be."""
+        if not self.decay_at_labels:
+            return self
+        decay = self.weight_decay * self.decay_at_labels / labels
+        return replace(self, weight_decay=decay, decay_at_labels=0)
 
     @property
     def half_size_steps(self) -> int:
