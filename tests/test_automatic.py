@@ -183,6 +183,23 @@ def test_the_reason_names_the_steps_that_were_wanted() -> None:
     assert "5,000" not in "".join(why.values())
 
 
+@pytest.mark.parametrize(
+    ("facts", "seconds", "what", "why"),
+    [
+        (SMALL, 50.0, "images", "larger ones (28) leave no time for 5,000 steps"),
+        (SMALL, 0.001, "images", "as the files are"),
+        (SMALL, 50.0, "network", "the narrowest, since time is short"),
+        (SMALL, 0.001, "network", "the widest with time for 5,000 steps"),
+        (SMALL, 0.1, "validation", "a fifth, to measure the error on"),
+        (replace(SMALL, labels=(6, 6)), 0.1, "validation", "more than a fifth, as labels are few"),
+        (replace(SMALL, labels=(4000,) * 2), 0.1, "validation", "all that have no copy"),
+        (replace(SMALL, labels=(4000,) * 2, holdable=8000), 0.1, "validation", "so many are enough"),
+    ],
+)
+def test_reasons(facts: Facts, seconds: float, what: str, why: str) -> None:
+    assert {reason.what: reason.why for reason in reasons(made(facts, seconds), facts)}[what] == why
+
+
 def test_labels_that_are_not_to_be_used_make_unlabelled_images() -> None:
     facts = replace(SMALL, labels=(200, 600), holdable=790, unlabelled=0)
 

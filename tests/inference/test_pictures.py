@@ -1,5 +1,6 @@
 """Images of a run as people look at them."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def test_people_see_more_than_the_network(tmp_path: Path) -> None:
     assert dataset.input_shape == (3, 8, 8)
     assert shown is not None
     assert shown.input_shape == (3, 10, 12)
+    # Other files than it was trained on would be shown beside the wrong answers.
+    added = tmp_path / "photos" / "cat" / "another.png"
+    shutil.copy(next((tmp_path / "photos" / "cat").iterdir()), added)
+    assert pixels_of(predictor, dataset, locations=locations) is dataset
+    added.unlink()
     # Where the files are gone, what was learned from is all there is.
     (tmp_path / "photos").rename(tmp_path / "moved")
     assert pixels_of(predictor, dataset, locations=locations) is dataset
