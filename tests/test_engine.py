@@ -315,7 +315,7 @@ def test_statistics_of_an_average_are_of_clean_images_where_there_are_some(
     assert {len(batch) for batch in clean_images(build(config))} == {images}
 
 
-@pytest.mark.parametrize(("at_labels", "labels", "decay"), [(0, 40, 0.01), (20, 20, 0.01), (20, 40, 0.005)])
+@pytest.mark.parametrize(("at_labels", "labels", "decay"), [(0, 80, 0.01), (20, 20, 0.01), (20, 80, 0.005)])
 def test_weight_decay_follows_the_number_of_labels_if_it_is_to(
     at_labels: int, labels: int, decay: float
 ) -> None:
