@@ -78,6 +78,7 @@ _FEWER_PROTOTYPES = (
 _BALANCED = ("--method.balance_weight", "1", "--method.balance_memory", "1280")
 _KL = ("--method.consistency", "kl", "--method.ramp_fraction", "0")
 _KL_RAMP = ("--method.consistency", "kl")
+_STRONG = ("--batch.labelled_view", "strong")
 _HEAVIER = ("--method.consistency_weight", "4")
 
 
@@ -146,12 +147,19 @@ TUNING_AT_16PX = (
     *(
         _decayed(decay, title, algorithm, *options)
         for title, algorithm, options, decays in (
-            ("supervised", "supervised", (), ("0.003", "0.005", "0.01")),
-            ("FixMatch", "fixmatch", (), ("0.003", "0.005", "0.01")),
+            ("supervised", "supervised", (), ("0.001", "0.002", "0.003", "0.005", "0.01")),
+            ("supervised, labelled images in strong views", "supervised", _STRONG, ("0.005",)),
+            ("FixMatch", "fixmatch", (), ("0.001", "0.003", "0.005", "0.01")),
+            (
+                "FixMatch, labelled images in strong views",
+                "fixmatch",
+                (*_STRONG, "--training.evaluate_every", "1000"),
+                ("0.005",),
+            ),
             ("Π-VAT, KL", "pi_vat", _KL, ("0.001", "0.003", "0.01")),
             ("Π-VAT, KL, ramp", "pi_vat", _KL_RAMP, ("0.0005",)),
             ("Π-VAT, KL, ramp, balanced", "pi_vat", (*_KL_RAMP, *_BALANCED), ("0.005", "0.01")),
-            ("Π-VAT, MSE, ramp", "pi_vat", (), ("0.005", "0.01")),
+            ("Π-VAT, MSE, ramp", "pi_vat", (), ("0.001", "0.005", "0.01")),
             ("Π-VAT, MSE, ramp, weight 4", "pi_vat", _HEAVIER, ("0.005",)),
             ("Manifold Graph, KL", "manifold_graph", _KL, ("0.01",)),
             ("Manifold Graph, MSE, ramp", "manifold_graph", (), ("0.005", "0.01")),
@@ -162,8 +170,10 @@ TUNING_AT_16PX = (
     *(
         _decayed(decay, title, algorithm, *options, labels=1000)
         for title, algorithm, options, decay in (
+            ("supervised", "supervised", (), "0.001"),
             ("supervised", "supervised", (), "0.003"),
             ("Π-VAT, KL", "pi_vat", _KL, "0.003"),
+            ("Π-VAT, MSE, ramp", "pi_vat", (), "0.001"),
             ("Π-VAT, MSE, ramp", "pi_vat", (), "0.005"),
             ("FixMatch", "fixmatch", (), "0.003"),
         )

@@ -31,8 +31,8 @@ class TrainingConfig:
     weight_decay: float = 2e-4
     """L2 penalty on all weights."""
     decay_at_labels: int = field(default=0, metadata=NEUTRAL)
-    """Number of labels for which `weight_decay` is meant: with a quarter of them it is doubled, with four times
-    as many halved, since few labelled images are soon known by heart. 0: it is the same for any number."""
+    """Number of labels for which `weight_decay` is meant: with a quarter of them it is doubled, with four
+    times as many halved, since few labelled images are soon known by heart. 0: the same for any number."""
     ema_decay: float = 0.0
     """Predict with an exponential average of the weights; 0 means with the weights themselves."""
     swa_fraction: float = field(default=0.0, metadata=NEUTRAL)
