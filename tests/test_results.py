@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manigraph.catalogue import ALGORITHMS
-from manigraph.experiments import own_images
+from manigraph.experiments import graph_use, own_images
 from manigraph.experiments.features import FEATURE_TABLES
 from manigraph.experiments.grid import mean_and_spread
 from manigraph.experiments.small import SMALL_TABLES
@@ -108,6 +108,12 @@ def test_settings_that_were_tried_on_features(row: Row) -> None:
         mean, spread = mean_and_spread([cell["validation_error"] for cell in cells])
         texts.append(f"{mean:.2f} ± {spread:.2f}")
     assert f"| {row.title} | {' | '.join(texts)} |" in plain("docs/features.md")
+
+
+def test_what_the_graph_does() -> None:
+    values = json.loads((ROOT / "results" / "graph-use.json").read_text(encoding="utf-8"))
+    found = [graph_use.GraphUse(**value) for value in values["results"]]
+    assert f"\n{graph_use.table(found)}\n\n" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
 def test_what_the_command_says_on_folders() -> None:
