@@ -1238,8 +1238,8 @@ MUTATIONS += [
     Mutation(
         "data: labelled view not augmented",
         "data/batches.py",
-        "{name: self._view(kind, chosen, labelled)",
-        '{name: self._view("plain", chosen, labelled)',
+        'self._view(self.labelled_view if kind == "weak" else kind, chosen',
+        'self._view("plain", chosen',
     ),
     Mutation(
         "data: unlabelled images drawn from the labelled",
