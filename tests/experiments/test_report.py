@@ -250,8 +250,14 @@ def test_without_results_there_is_no_plot(tmp_path: Path) -> None:
     assert report.plot(Measured(results_file(tmp_path)), "SVHN", "svhn-labels") is None
 
 
+def test_one_number_of_labels_makes_no_line(tmp_path: Path) -> None:
+    file = results_file(tmp_path, made_up("VAT", 1000, [1.0, 2.0]), made_up("Π-VAT", 1000, [3.0]))
+    assert report.plot(Measured(file), "SVHN", "svhn-labels") is None
+
+
 def test_plots_are_the_same_file_whenever_they_are_drawn(tmp_path: Path) -> None:
-    measured = Measured(results_file(tmp_path, made_up("VAT", 250, [1.0, 2.0])))
+    results = made_up("VAT", 250, [1.0, 2.0]), made_up("VAT", 1000, [1.0])
+    measured = Measured(results_file(tmp_path, *results))
     for name in ("one", "two"):
         save(report.plot(measured, "SVHN", "svhn-labels"), tmp_path / f"{name}.svg")
     one, two = ((tmp_path / f"{name}.svg").read_bytes() for name in ("one", "two"))
@@ -265,7 +271,7 @@ def test_plots_are_the_same_file_whenever_they_are_drawn(tmp_path: Path) -> None
 def test_the_command_fills_the_page_and_again_changes_nothing(tmp_path: Path) -> None:
     page = tmp_path / "results.md"
     page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    file = results_file(tmp_path, made_up("VAT", 250, [1.0, 2.0]))
+    file = results_file(tmp_path, made_up("VAT", 250, [1.0, 2.0]), made_up("Π-VAT", 1000, [3.0]))
     command = [sys.executable, "-m", "manigraph.experiments.report", str(file.path), str(page)]
     subprocess.run(command, check=True)
     text = page.read_text(encoding="utf-8")

@@ -292,7 +292,7 @@ WIDE = {"Π-VAT", "Manifold Graph"}
 
 
 def plot(measured: Measured, data: str, table_name: str) -> Any:
-    """Error against the number of labels, a line for each method; None if nothing is measured."""
+    """Error against the number of labels, a line for each method; None if that would be no line."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -310,7 +310,7 @@ def plot(measured: Measured, data: str, table_name: str) -> Any:
         ]
         if points:
             lines[row.title] = points
-    if not lines:
+    if len({labels for points in lines.values() for labels, *_ in points}) < 2:
         return None
     with rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
