@@ -323,3 +323,8 @@ def test_weight_decay_follows_the_number_of_labels_if_it_is_to(
     config = quick("supervised", training=training)
     job = build(replace(config, data=replace(config.data, labels=labels)))
     assert job.trainer.optimizer.param_groups[0]["weight_decay"] == pytest.approx(decay)
+
+
+def test_no_negative_number_of_labels() -> None:
+    with pytest.raises(ValueError, match="decay_at_labels must be at least 0, got -1"):
+        TrainingConfig(decay_at_labels=-1)

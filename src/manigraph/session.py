@@ -386,9 +386,11 @@ def clean_images(job: Job) -> Iterator[Tensor]:
     clean = next((name for name, kind in request.unlabelled.items() if kind != "strong"), None)
     for _ in range(STATISTICS_BATCHES):
         batch = next(job.batches)
-        images = [] if clean is None else [batch.unlabelled[clean]]
+        images = []
         if clean is None or job.batches.labelled_view == "weak":
-            images.insert(0, next(iter(batch.labelled.values())))
+            images.append(next(iter(batch.labelled.values())))
+        if clean is not None:
+            images.append(batch.unlabelled[clean])
         yield torch.cat(images)
 
 

@@ -136,6 +136,7 @@ def test_the_end_of_a_run_is_for_whole_images(steps: int, fraction: float, small
 
 def test_a_plain_average_is_of_whole_images() -> None:
     TrainingConfig(half_size_fraction=0.5, swa_fraction=0.5)
+    TrainingConfig(half_size_fraction=0.1, swa_fraction=0.9)  # 1 - 0.9 is below 0.1
     with pytest.raises(ValueError, match="weights of small images would be averaged"):
         TrainingConfig(half_size_fraction=0.6, swa_fraction=0.5)
 

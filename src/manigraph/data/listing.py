@@ -299,12 +299,8 @@ def _by_folder(names: list[str], parts: Mapping[str, Part]) -> tuple[list[Item],
             folders = folders[1:]
         elif folders and folders[0].lower() in PART_FOLDERS:
             doubtful.add(folders[0])
-        label: str | None = None
-        if any(folder.lower() in UNLABELLED_FOLDERS for folder in folders):
-            pass
-        elif folders:
-            label = unicodedata.normalize("NFC", folders[0])
-        elif part == "train":
+        label = _class_of(folders)
+        if not folders and part == "train":
             loose += 1
         if label is None and part != "train":
             nameless += 1
@@ -417,7 +413,7 @@ def _by_table(table: Path, names: list[str], problems: list[Problem]) -> tuple[l
     remarks: list[str] = []
     if unlisted:
         remarks.append(f"{len(unlisted)} images are not listed in {title} and were taken as unlabelled")
-    folders = sorted({folder for name in unlisted if (folder := _class_folder(name))})
+    folders = sorted({folder for name in unlisted if (folder := _class_without_table(name))})
     if len(folders) > 1:
         text = f"labels are those of {title}: folders ({_some(folders)}) were not taken for classes"
         remarks.append(Doubt(text))
@@ -427,14 +423,18 @@ def _by_table(table: Path, names: list[str], problems: list[Problem]) -> tuple[l
     return items, remarks
 
 
-def _class_folder(name: str) -> str | None:
-    """The folder that would be the class of an image if there were no table."""
+def _class_without_table(name: str) -> str | None:
+    """What would be the class of an image if there were no table."""
     *folders, _ = name.split("/")
-    if folders and folders[0].lower() in PART_FOLDERS:
-        folders = folders[1:]
+    is_part = bool(folders) and folders[0].lower() in PART_FOLDERS
+    return _class_of(folders[1:] if is_part else folders)
+
+
+def _class_of(folders: Sequence[str]) -> str | None:
+    """The first folder, unless there is none or one is for unlabelled images."""
     if not folders or any(folder.lower() in UNLABELLED_FOLDERS for folder in folders):
         return None
-    return folders[0]
+    return unicodedata.normalize("NFC", folders[0])
 
 
 def _rows(table: Path, delimiter: str, path_at: int, label_at: int) -> Iterator[tuple[int, str, str | None]]:

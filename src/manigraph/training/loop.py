@@ -82,7 +82,7 @@ class TrainingConfig:
                 f"swa_fraction must be from 0 to 1, and goes with --training.ema_decay 0, got "
                 f"{self.swa_fraction} and {self.ema_decay}"
             )
-        if self.swa_fraction > 0 and self.half_size_fraction > 1 - self.swa_fraction:
+        if self.swa_fraction > 0 and self.half_size_fraction + self.swa_fraction > 1 + 1e-9:  # rounding
             raise ValueError(
                 f"weights of small images would be averaged: half_size_fraction and swa_fraction must be at "
                 f"most 1 together, got {self.half_size_fraction} and {self.swa_fraction}"
