@@ -238,6 +238,13 @@ def test_the_plot_has_a_line_with_bars_for_each_method(tmp_path: Path) -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["250", "1,000"]
 
 
+def test_errors_that_are_close_have_ticks_too(tmp_path: Path) -> None:
+    file = results_file(tmp_path, made_up("VAT", 250, [46.0]), made_up("VAT", 1000, [41.0]))
+    (axes,) = report.plot(Measured(file), "SVHN", "svhn-labels").axes
+    low, high = axes.get_ylim()
+    assert len([tick for tick in axes.get_yticks() if low <= tick <= high]) > 2
+
+
 def test_every_method_looks_different() -> None:
     titles = [row.title for row in (*CONTENDERS, *OTHERS)]
     bases = {title.removeprefix("Manifold Graph on ") for title in titles}

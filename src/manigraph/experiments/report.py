@@ -295,7 +295,7 @@ def plot(measured: Measured, data: str, table_name: str) -> Any:
     """Error against the number of labels, a line for each method; None if that would be no line."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     from manigraph.reports.drawing import STYLE
 
@@ -343,7 +343,8 @@ def plot(measured: Measured, data: str, table_name: str) -> Any:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
         low, high = axes.get_ylim()
-        axes.yaxis.set_major_locator(FixedLocator([tick for tick in _TICKS if low <= tick <= high]))
+        ticks = [tick for tick in _TICKS if low <= tick <= high]
+        axes.yaxis.set_major_locator(FixedLocator(ticks) if len(ticks) > 2 else MaxNLocator(5))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("labels")
