@@ -25,7 +25,7 @@ demo: $(READY)  ## compare methods on digits with 20 labels (3 minutes)
 	@$(BIN)/manigraph demo
 
 test: $(READY)  ## run all tests
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 --durations-min 5
 
 lint: $(READY)  ## check style, types and import layers
 	@$(BIN)/ruff check .

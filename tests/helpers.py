@@ -170,11 +170,17 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return "-".join([self.name, *(self.settings[name] for name in CHOICES if name in self.settings)])
+        choices = [self.settings[name] for name in CHOICES if name in self.settings]
+        return "-".join([self.name, *choices, *(["taught"] if self.settings.get("target_decay") else [])])
 
 
-CHOICES = ("nodes", "comparison")
+CHOICES = ("nodes", "comparison", "anchored_view")
 """Settings that make another method of a method: each of their values is tested."""
+
+IN_COMPANY: Mapping[str, Mapping[str, Any]] = {
+    "student": {"comparison": "fixmatch", "entropy_weight": 0.0, "balance_weight": 0.0}
+}
+"""Values of such settings that go with certain others only."""
 
 
 def all_cases() -> list[Case]:
@@ -193,7 +199,14 @@ def all_cases() -> list[Case]:
         for choice in CHOICES:
             values = get_args(get_type_hints(config)[choice]) if choice in known else ()
             # The defaults of all choices but the first are in the variants of the first.
-            variants += [{choice: v} for v in values if not variants or v != getattr(config, choice)]
+            variants += [
+                {choice: v, **IN_COMPANY.get(v, {})}
+                for v in values
+                if not variants or v != getattr(config, choice)
+            ]
+        if "target_decay" in known:  # the teacher of FixMatch
+            company = {"comparison": "fixmatch"} if "comparison" in known else {}
+            variants = [*(variants or [{}]), {**company, "target_decay": 0.9}]
         cases += [Case(name, {**settings, **variant}) for variant in variants or [{}]]
     return cases
 

@@ -63,16 +63,18 @@ NO_CONTEXT = "with __import__('contextlib').nullcontext():"
 FROZEN = "with frozen_running_statistics(self.model):"
 FROZEN_STUDENT = "with frozen_running_statistics(model):\n            labelled_logits, student_logits"
 FROZEN_GRAPH = "with frozen_running_statistics(model):\n            predictions"
-SPLIT = "labelled_logits, clean_logits = logits.split([len(batch.labels), len(first)])"
+SPLIT = "labelled_logits, clean_logits = model.classify(features, nodes, embeddings).split(sizes)"
 CLEAN_PASS = "labelled_logits, clean_logits = forward(torch.cat([labelled, first])).split(sizes)"
-CLEAN_PASS_ALONE = "with torch.no_grad():\n            clean_logits = model(first)"
+CLEAN_PASS_ALONE = (
+    "with torch.no_grad():\n            clean_logits = self.comparison.target_model(model)(first)"
+)
 STUDENT_PASS = "forward(torch.cat([labelled, student_view])).split(sizes)"
 PASSES_ALONE = (
     "return ComparedPasses(labelled_logits, clean_logits, predictions, labelled_features, student_features)"
 )
 GRAPH_CLEAN_PASS = 'features = model.features(torch.cat([batch.labelled["image"], first]))'
-PREDICTIONS = "self.comparison.predictions(model, forward, clean_logits, second, context)"
-GRAPH_PREDICTIONS = "self.comparison.predictions(model, logits_of, clean_logits, second, context)"
+PREDICTIONS = "self.comparison.predictions(model, forward, first_logits, second, context)"
+GRAPH_PREDICTIONS = "self.comparison.predictions(model, logits_of, first_logits, second, context)"
 
 MAGNITUDE = "anchor_magnitude(centres, features, margin=config.margin_length)"
 ANGLE = "anchor_angle(similarity, classes, margin=config.margin_angle)"
@@ -257,7 +259,7 @@ MUTATIONS = [
         (
             "labelled images in the clean pass",
             CLEAN_PASS_ALONE,
-            CLEAN_PASS_ALONE.replace("model(first)", "model(torch.cat([labelled, first]))[len(labelled) :]"),
+            CLEAN_PASS_ALONE.replace("(first)", "(torch.cat([labelled, first]))[len(labelled) :]"),
         ),
         (
             "the student sees the first view",
@@ -358,7 +360,7 @@ MUTATIONS = [
         ("tests/algorithms/test_manifold_graph.py", f"{STEPS} -k manifold", f"{CONTRACT} -k manifold_graph"),
         (
             "consistency, entropy and balance dropped",
-            "            **self.unlabelled_terms(predictions, clean_logits, context.progress),\n",
+            "**self.unlabelled_terms(passes.predictions, passes.clean_logits, context.progress),\n",
             "",
         ),
         ("second view is the first", GRAPH_PREDICTIONS, GRAPH_PREDICTIONS.replace("second", "first")),
@@ -587,8 +589,32 @@ MUTATIONS = [
     Mutation(
         "embeddings of the clean pass detached",
         GRAPH,
-        "else model.graph.embedding(features)\n",
-        "else model.graph.embedding(features.detach())\n",
+        f"else model.graph.embedding(features)\n        {SPLIT}",
+        f"else model.graph.embedding(features.detach())\n        {SPLIT}",
+    ),
+    Mutation(
+        "students decide their own class",
+        GRAPH,
+        'None if self.config.anchored_view == "clean" else self._nearest_centres(passes)',
+        "None",
+    ),
+    Mutation(
+        "clean views beside anchored students with gradient",
+        GRAPH,
+        "with torch.no_grad():  # and the only pass",
+        "with torch.enable_grad():  # and the only pass",
+    ),
+    Mutation(
+        "the teacher's graph with the student's prototypes",
+        GRAPH,
+        "looking_nodes = nodes if looking is model or nodes is None else looking.class_nodes()",
+        "looking_nodes = nodes",
+    ),
+    Mutation(
+        "anchored students move running statistics",
+        GRAPH,
+        "with frozen_running_statistics(model):\n            features",
+        "if True:\n            features",
     ),
     Mutation(
         "pseudo-labels instead of labels",
@@ -617,8 +643,8 @@ MUTATIONS = [
     ),
     Mutation("graph comes in a step late", GRAPH, "context.progress >= self", "context.progress > self"),
     Mutation("graph on from the start", GRAPH, "if not graph_is_on:", "if False:"),
-    Mutation("graph_is_on not remembered", GRAPH, "model.graph_is_on.fill_(graph_is_on)", "pass"),
-    Mutation("class images not drawn", GRAPH, "model.nodes.draw(batch.class_images)", "pass"),
+    Mutation("graph_is_on not remembered", GRAPH, "network.graph_is_on.fill_(graph_is_on)", "pass"),
+    Mutation("class images not drawn", GRAPH, "network.nodes.draw(batch.class_images)", "pass"),
     Mutation(
         "class images move the running statistics",
         "nn/classifier.py",
@@ -1739,7 +1765,7 @@ MUTATIONS += [
         "mean_teacher",
         "algorithms/mean_teacher.py",
         ("tests/test_engine.py -k second_one",),
-        ("an average of the average", "keeps_average = True", "keeps_average = False"),
+        ("an average of the average", "return True", "return False"),
     ),
     *group(
         "fixmatch",
@@ -1757,6 +1783,14 @@ MUTATIONS += [
             "return Predictions(clean_logits, forward(second))\n",
             "return Predictions(forward(second), clean_logits)\n",
         ),
+        ("the teacher is not asked", "if target is model:", "if True:"),
+        (
+            "the teacher is not asked where it looks alone",
+            "self.comparison.target_model(model)(first)",
+            "model(first)",
+        ),
+        ("the teacher never follows", "self.teacher.follow(model, self.config.target_decay)", "pass"),
+        ("the student of a teacher predicts in the end", "return self.target_model(model)", "return model"),
     ),
     *group(
         "fixmatch",

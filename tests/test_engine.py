@@ -21,6 +21,7 @@ from manigraph.data.preprocessing import PreprocessingConfig
 from manigraph.data.sources.arrays import from_arrays
 from manigraph.engine import evaluate_run, load, train
 from manigraph.errors import UserError
+from manigraph.recipes.automatic import control_of
 from manigraph.runs import RunDirectory
 from manigraph.session import clean_images
 from manigraph.training.loop import TrainingConfig
@@ -277,6 +278,28 @@ def test_there_is_room_for_what_is_remembered_of_each_image(labelled_in_pool: bo
 def test_a_method_that_predicts_with_an_average_gets_no_second_one() -> None:
     decays = {name: RECIPES.get("digits")(name).training.ema_decay for name in ("mean_teacher", "pi_vat")}
     assert decays["mean_teacher"] == 0 < decays["pi_vat"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "expected"),
+    [
+        ("fixmatch", {}, False),
+        ("fixmatch", {"target_decay": 0.99}, True),
+        ("manifold_graph", {"comparison": "fixmatch"}, False),
+        ("manifold_graph", {"comparison": "fixmatch", "target_decay": 0.99}, True),
+        ("manifold_graph", {"comparison": "mean_teacher"}, True),
+    ],
+)
+def test_the_control_of_a_method_with_a_teacher_has_an_average_too(
+    algorithm: str, settings: dict[str, Any], expected: bool
+) -> None:
+    config = RECIPES.get("digits")(algorithm)
+    config = replace(
+        config,
+        method=replace(config.method, **settings),
+        training=replace(config.training, ema_decay=0.0),
+    )
+    assert (control_of(config).training.ema_decay > 0) == expected
 
 
 @pytest.mark.parametrize(

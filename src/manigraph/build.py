@@ -85,6 +85,7 @@ def split_dataset(config: DataConfig, dataset: Dataset, seed: int) -> Split:
         num_validation=config.validation,
         seed=seed,
         stratify=config.stratify,
+        num_test=config.test,
     )
 
 

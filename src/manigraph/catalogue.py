@@ -96,6 +96,10 @@ BACKBONES: "Registry[type[Backbone]]" = Registry(
             "manigraph.nn.backbones.wide_resnet:WideResNet28x2",
             "Wide-ResNet-28-2 (Zagoruyko & Komodakis 2016), the later standard; 1.5 M at width 1",
         ),
+        "resnet9": Entry(
+            "manigraph.nn.backbones.resnet9:ResNet9",
+            "ResNet-9 (Page 2018), for short trainings: most weights for least time; 6.6 M at width 1",
+        ),
         "small_cnn": Entry(
             "manigraph.nn.backbones.small_cnn:SmallCNN",
             "4-layer CNN without global pooling, for tiny images such as digits; 65 k at width 1",

@@ -42,10 +42,13 @@ class DataConfig:
     """Share the labels among classes in proportion to their sizes, or equally."""
     validation: int | None = None
     """Images held out for validation; None means a fifth of those whose class is known, at most 1,000."""
+    test: int | None = field(default=None, metadata=NEUTRAL)
+    """Test images, drawn at random, that are used; None means all. Few are enough to see that a run works."""
     labelled_in_pool: bool = False
     """Also use the labelled images, without their labels, among the unlabelled ones."""
     split: str = ""
-    """A run's split.json, to use the same split again; labels, stratify and validation are then not read."""
+    """A run's split.json, to use the same split again; labels, stratify, validation and test are not read
+    then."""
 
     @property
     def title(self) -> str:

@@ -175,13 +175,33 @@ def teacher_of(algorithm: Any) -> Any:
 
 
 def fixmatch(algorithm: Algorithm[Any], batch: Batch, context: StepContext) -> NaiveStep:
-    """Target: the class of p(x1) where it is sure. Student: p(strong view)."""
+    """Target: the class of p(x1), or of the teacher's, where it is sure. Student: p(strong view)."""
     model, config = copy.deepcopy(algorithm.model), algorithm.config
+    untouched = running_statistics(model)
     labelled, target, student, statistics = compared(model, config, batch, batch.unlabelled["second"])
-    terms = baseline_terms(
-        config, context, labelled, batch.labels, target, student, distance=confident(config.threshold)
-    )
+    clean = target
+    if config.target_decay > 0:
+        target, teacher_statistics = taught_by_the_first_views(algorithm, batch)
+        if config.entropy_weight == config.balance_weight == 0:  # the student does not look at first views
+            statistics = untouched
+        statistics = both_statistics(statistics, teacher_statistics)
+    distance = confident(config.threshold)
+    terms = baseline_terms(config, context, labelled, batch.labels, target, student, clean, distance)
     return NaiveStep(model, terms, statistics)
+
+
+def taught_by_the_first_views(algorithm: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """The teacher's logits of them, as constants, and its statistics afterwards."""
+    teacher = teacher_of(algorithm)
+    target: Tensor = teacher.linear(teacher.backbone(batch.unlabelled["first"])).detach()
+    return target, running_statistics(teacher)
+
+
+def both_statistics(student: dict[str, Tensor], teacher: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Numbered as in an algorithm with a teacher, whose layers come after the student's."""
+    layers = len({name.partition(".")[0] for name in student})
+    numbered = {name.partition(".")[::2]: value for name, value in teacher.items()}
+    return student | {f"{layers + int(number)}.{name}": value for (number, name), value in numbered.items()}
 
 
 def class_nodes(model: Any, batch: Batch) -> Tensor:
@@ -203,11 +223,17 @@ def graph_weights(model: Any) -> graph.GraphWeights:
     return graph.GraphWeights(embed.weight, embed.bias, message.weight, message.bias)
 
 
-def anchor_terms(config: Any, features: Tensor, labels: Tensor, nodes: Tensor, C: int) -> dict[str, Tensor]:
-    """The three parts of L_anc, on the raw features of all clean images and on the prototypes."""
+def anchor_terms(
+    config: Any, features: Tensor, labels: Tensor, nodes: Tensor, C: int, pseudo_labels: Any = None
+) -> dict[str, Tensor]:
+    """The three parts of L_anc, on the raw features of all images and on the prototypes.
+
+    The class of an unlabelled image is that of the nearest centre, unless its clean view has another.
+    """
     K = len(nodes) // C
     centres = prototypes.class_centres(nodes, C)
-    pseudo_labels = prototypes.nearest_centre(features[len(labels) :], centres)
+    if pseudo_labels is None:
+        pseudo_labels = prototypes.nearest_centre(features[len(labels) :], centres)
     classes = torch.tensor([*labels.tolist(), *pseudo_labels, *(c for c in range(C) for _ in range(K))])
     similarity = prototypes.similarity(torch.cat([features, nodes]), centres)
     boundary = prototypes.anchor_boundary(
@@ -221,7 +247,7 @@ def anchor_terms(config: Any, features: Tensor, labels: Tensor, nodes: Tensor, C
 
 
 def prototype_terms(
-    config: Any, model: Any, features: Tensor, labels: Tensor, nodes: Tensor
+    config: Any, model: Any, features: Tensor, labels: Tensor, nodes: Tensor, pseudo_labels: Any = None
 ) -> dict[str, Tensor]:
     """λ3 L_anc, λ4 L_div and λ5 L_clf,P."""
     C = model.linear.out_features
@@ -240,7 +266,7 @@ def prototype_terms(
     logits = model.linear(torch.cat(refined))
     return {
         "anchor": config.anchor_weight
-        * consistency.added(anchor_terms(config, features, labels, nodes, C).values()),
+        * consistency.added(anchor_terms(config, features, labels, nodes, C, pseudo_labels).values()),
         "divergence": config.divergence_weight * spread,
         "prototypes": config.prototype_weight * consistency.cross_entropy(logits, classes),
     }
@@ -251,8 +277,20 @@ def manifold_graph(algorithm: Algorithm[Any], batch: Batch, context: StepContext
     model: Any = copy.deepcopy(algorithm.model)
     config = algorithm.config
     first, second = batch.unlabelled["first"], batch.unlabelled["second"]
-    features = model.backbone(torch.cat([batch.labelled["image"], first]))
-    statistics = running_statistics(model)
+    clean_features = None
+    taught = config.comparison == "fixmatch" and config.target_decay > 0
+    teacher = teacher_of(algorithm) if taught or config.comparison == "mean_teacher" else None
+    looking: Any = teacher if taught else model
+    if config.anchored_view == "student":
+        clean_features = looking.backbone(first)
+        statistics = running_statistics(model)
+        shown = second
+        if config.comparison == "pi_model":
+            shown = second + config.noise * torch.empty_like(second).normal_(generator=context.generator)
+        features = model.backbone(torch.cat([batch.labelled["image"], shown]))
+    else:
+        features = model.backbone(torch.cat([batch.labelled["image"], first]))
+        statistics = running_statistics(model)
     nodes = class_nodes(model, batch)
 
     def classified(raw: Tensor, network: Any = model, its_nodes: Tensor = nodes) -> Tensor:
@@ -267,23 +305,34 @@ def manifold_graph(algorithm: Algorithm[Any], batch: Batch, context: StepContext
     logits = classified(features)
     labelled, clean = logits[: len(batch.labels)], logits[len(batch.labels) :]
     target, distance = clean, None
-    if config.comparison == "pi_vat":
+    if clean_features is not None:
+        student, clean = clean, classified(clean_features, looking, class_nodes(looking, batch))
+        target = clean
+        distance = confident(config.threshold) if config.comparison == "fixmatch" else None
+    elif config.comparison == "pi_vat":
         against = clean if config.adversarial_reference == "target" else logits_of(second)
         student = logits_of(second + vat_noise(config, context, logits_of, second, against))
     elif config.comparison == "mean_teacher":
-        teacher = teacher_of(algorithm)
+        assert teacher is not None
         target = classified(teacher.backbone(second), teacher, class_nodes(teacher, batch)).detach()
         student = clean
-        statistics = running_statistics(nn.ModuleList([model, teacher]))
     elif config.comparison == "fixmatch":
         student, distance = logits_of(second), confident(config.threshold)
+        if teacher is not None:
+            target = classified(teacher.backbone(first), teacher, class_nodes(teacher, batch)).detach()
     else:
         noise = torch.empty_like(second).normal_(generator=context.generator)
         student = logits_of(second + config.noise * noise)
     terms = baseline_terms(
         config, context, labelled, batch.labels, target, student, clean=clean, distance=distance
     )
-    terms |= prototype_terms(config, model, features, batch.labels, nodes)
+    pseudo_labels = None
+    if clean_features is not None:
+        centres = prototypes.class_centres(class_nodes(looking, batch), model.linear.out_features)
+        pseudo_labels = prototypes.nearest_centre(clean_features, centres)
+    terms |= prototype_terms(config, model, features, batch.labels, nodes, pseudo_labels)
+    if teacher is not None:
+        statistics = both_statistics(statistics, running_statistics(teacher))
     return NaiveStep(model, terms, statistics)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manigraph.algorithms.base import Algorithm
 from manigraph.algorithms.manifold_graph import ManifoldGraphMethod
-from manigraph.nn import GraphClassifier, PrototypeGenerator
+from manigraph.nn import GraphClassifier, PrototypeGenerator, Teacher
 from tests.algorithms.naive import anchor_terms, prototype_terms
 from tests.helpers import (
     NUM_CLASSES,
@@ -24,6 +24,7 @@ from tests.helpers import (
     copied,
     gradients_of,
     normal,
+    recorded_inputs,
     recorded_outputs,
     running_statistics,
     seeded,
@@ -59,14 +60,23 @@ def shared_parameters(algorithm: Algorithm[Any]) -> dict[str, Tensor]:
 @both_kinds
 @pytest.mark.parametrize("reference", ["target", "own_view"])
 def test_with_the_graph_off_it_is_pi_vat_bit_for_bit(case: Case, reference: str) -> None:
-    # With dropout, from the same seeds: loss, terms, gradients, running statistics, and the random
-    # numbers that are left.
     pi_vat = build(case_named("pi_vat"), dropout=None, adversarial_reference=reference)
     graph_off = build(case, dropout=None, adversarial_reference=reference, warmup_fraction=1.0)
-    assert_bitwise_equal(shared_parameters(graph_off), shared_parameters(pi_vat))
+    assert_same_step(graph_off, pi_vat)
 
+
+def test_with_the_graph_off_and_anchored_students_it_is_fixmatch_bit_for_bit() -> None:
+    nothing: dict[str, Any] = {"entropy_weight": 0.0, "balance_weight": 0.0}
+    fixmatch = build(case_named("fixmatch"), dropout=None, **nothing)
+    graph_off = build(case_named("manifold_graph-fixmatch-student"), dropout=None, warmup_fraction=1.0)
+    assert_same_step(graph_off, fixmatch)
+
+
+def assert_same_step(graph_off: Algorithm[Any], other: Algorithm[Any]) -> None:
+    """From the same seeds: loss, terms, gradients, running statistics, and the random numbers left."""
+    assert_bitwise_equal(shared_parameters(graph_off), shared_parameters(other))
     results = []
-    for algorithm in (pi_vat, graph_off):
+    for algorithm in (other, graph_off):
         batch = batch_for(algorithm)
         context = context_at()
         output = step_of(algorithm, batch, context)
@@ -198,6 +208,82 @@ def test_margin_of_the_boundary_can_be_a_constant() -> None:
     (value, gradient), (same_value, other_gradient) = found
     assert torch.equal(value, same_value)
     assert not torch.allclose(gradient, other_gradient)
+
+
+# Prototype losses on what the student sees
+
+STUDENT = case_named("manifold_graph-fixmatch-student")
+
+
+def test_the_clean_view_decides_the_class_of_the_students() -> None:
+    algorithm = build(STUDENT)
+    batch = batch_for(algorithm)
+    other_first = {**batch.unlabelled, "first": batch.unlabelled["first"].flip(0) * 3}
+    changed = dataclasses.replace(batch, unlabelled=other_first)
+    term, other_term = (step_of(algorithm, images).terms["anchor"] for images in (batch, changed))
+    assert term != other_term, "the class of a student's view would be its own"
+
+
+def test_clean_views_have_no_gradient_and_cost_nothing_more() -> None:
+    algorithm = build(STUDENT)
+    with_gradient: list[int] = []
+    algorithm.model.backbone.register_forward_hook(
+        lambda _, __, output: with_gradient.append(len(output) if output.requires_grad else 0)
+    )
+    step_of(algorithm, batch_for(algorithm))
+    assert with_gradient == [0, NUM_LABELLED + NUM_UNLABELLED]
+
+
+def test_the_teacher_of_anchored_students_has_prototypes_of_its_own() -> None:
+    algorithm = build(STUDENT, target_decay=0.9)
+    batch = batch_for(algorithm)
+    (teacher,) = [module.model for module in algorithm.modules() if isinstance(module, Teacher)]
+    assert isinstance(teacher, GraphClassifier)
+    assert isinstance(teacher.nodes, PrototypeGenerator)
+    with recorded_outputs(teacher.linear) as logits:
+        anchor = step_of(algorithm, batch).terms["anchor"]
+        with torch.no_grad():  # the first class becomes the second, and so on
+            teacher.nodes.class_embedding.copy_(3 * teacher.nodes.class_embedding.roll(1, 0))
+        assert step_of(algorithm, batch).terms["anchor"] != anchor, "images have the teacher's nearest centre"
+    before, after = logits
+    assert not torch.allclose(before, after)
+
+
+def test_a_teacher_has_the_images_and_the_graph_of_the_same_step() -> None:
+    algorithm = build(LABELLED_IMAGES, comparison="mean_teacher")
+    (teacher,) = [module.model for module in algorithm.modules() if isinstance(module, Teacher)]
+    batch = batch_for(algorithm)
+    with recorded_inputs(teacher.backbone) as seen:
+        step_of(algorithm, batch)
+    assert batch.class_images is not None
+    assert any(torch.equal(images, batch.class_images) for images in seen)
+    off = build(case_named("manifold_graph-mean_teacher"), warmup_fraction=0.5)
+    (teacher,) = [module.model for module in off.modules() if isinstance(module, Teacher)]
+    assert isinstance(teacher, GraphClassifier)
+    for step, is_on in ((1, False), (8, True)):
+        step_of(off, batch_for(off), context_at(step, 10))
+        assert bool(teacher.graph_is_on) == is_on
+
+
+@pytest.mark.parametrize("comparison", ["pi_model", "pi_vat", "mean_teacher"])
+def test_a_teacher_for_targets_goes_with_fixmatch(comparison: str) -> None:
+    with pytest.raises(ValueError, match=f"target_decay needs comparison fixmatch, got {comparison}"):
+        build(GENERATED, comparison=comparison, target_decay=0.9)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"comparison": "pi_vat"},
+        {"comparison": "mean_teacher"},
+        {"entropy_weight": 0.1},
+        {"balance_weight": 1},
+    ],
+    ids=str,
+)
+def test_students_are_anchored_only_where_nothing_else_needs_clean_views(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="anchored_view student needs comparison pi_model or fixmatch"):
+        build(STUDENT, **changes)
 
 
 # Health

@@ -70,12 +70,15 @@ def test_step(case: Case) -> None:
 
 NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS = {"entropy_weight": 0.0, "balance_weight": 0.0}
 
+ANCHORED_STUDENT = {**NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS, "anchored_view": "student"}
+
 UNEVEN = (4.0, 3.0, 1.0)  # of 8, so that shares are exact in float32
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("pi_model", NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS),
     ("pi_model", {**NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS, "noise": 0.4, "balance_memory": 12}),
     ("fixmatch", {**NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS, "threshold": 0.4}),
+    ("fixmatch-taught", {**NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS, "threshold": 0.4}),
     ("vat", NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS),
     ("pi_vat", NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS),
     ("mean_teacher", NOTHING_LEARNED_FROM_CLEAN_PREDICTIONS),
@@ -100,6 +103,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("manifold_graph-pi_model", {"noise": 0.4}),
     ("manifold_graph-mean_teacher", {"consistency": "mse", "prototype_update": "shared"}),
     ("manifold_graph-fixmatch", {"threshold": 0.4}),
+    ("manifold_graph-fixmatch-student", {"threshold": 0.4}),
+    ("manifold_graph-fixmatch-student", {"target_decay": 0.9}),
+    ("manifold_graph-pi_model", {"noise": 0.4, **ANCHORED_STUDENT}),
     ("manifold_graph-generated", {"scale": 0.3, "prototype_update": "shared"}),
     ("manifold_graph-generated", {"num_heads": 2, "ramp_fraction": 0.6, "consistency": "mse"}),
     ("manifold_graph-generated", {"adversarial_reference": "own_view", "divergence_reduction": "sum"}),
@@ -258,7 +264,10 @@ def test_the_teacher_follows_the_faster_the_younger_it_is(name: str, update: int
         torch.testing.assert_close(parameter, before[parameter_name] + (1 - decay))
 
 
-@pytest.mark.parametrize("name", ["mean_teacher", "manifold_graph-mean_teacher"])
+@pytest.mark.parametrize(
+    "name",
+    ["mean_teacher", "manifold_graph-mean_teacher", "fixmatch-taught", "manifold_graph-fixmatch-taught"],
+)
 def test_the_teacher_predicts_in_the_end(name: str) -> None:
     algorithm = begun(case_named(name))
     (teacher,) = [module for module in algorithm.modules() if isinstance(module, Teacher)]
@@ -267,6 +276,12 @@ def test_the_teacher_predicts_in_the_end(name: str) -> None:
         with torch.no_grad():
             teacher.model.linear.bias.zero_()[c] = 1000.0
             assert set(algorithm.inference_model().eval()(images).argmax(dim=1).tolist()) == {c}
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_a_teacher_forgets_some_of_its_weights_and_not_all(decay: float) -> None:
+    with pytest.raises(ValueError, match=f"target_decay must be from 0 to below 1, got {decay}"):
+        build(case_named("fixmatch"), target_decay=decay)
 
 
 @pytest.mark.parametrize("shares", [(0.0, 1.0, 1.0), (-1.0, 1.0, 1.0)])

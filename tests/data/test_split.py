@@ -58,6 +58,22 @@ def counts(dataset: Dataset, indices: torch.Tensor) -> list[int]:
 # The protocol on digits
 
 
+def test_few_test_images_are_drawn_from_all_and_change_no_other_part(digits: Dataset) -> None:
+    whole = draw_split(digits, num_labels=20, num_validation=100, seed=5)
+    few = draw_split(digits, num_labels=20, num_validation=100, seed=5, num_test=30)
+    assert (len(few.test), few.test.unique().numel()) == (30, 30)
+    assert torch.isin(few.test, digits.test).all()
+    assert few.test.tolist() != digits.test[:30].tolist()
+    other = draw_split(digits, num_labels=20, num_validation=100, seed=6, num_test=30)
+    assert other.test.tolist() != few.test.tolist()
+    for part in ("labelled", "unlabelled", "validation"):
+        assert torch.equal(getattr(few, part), getattr(whole, part))
+    more = draw_split(digits, num_labels=20, num_validation=100, seed=5, num_test=10**6)
+    assert sorted(more.test.tolist()) == sorted(digits.test.tolist())
+    with pytest.raises(UserError, match="the number of test images must be at least 1, got 0"):
+        draw_split(digits, num_labels=20, num_validation=0, seed=5, num_test=0)
+
+
 def test_digits_are_the_images_of_scikit_learn(digits: Dataset) -> None:
     assert digits.images.shape == (1797, 1, 8, 8)
     assert digits.images.dtype == torch.uint8

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.resume.training import Process
 ROOT = Path(__file__).parents[2]
 RUN = f"{CELL.config().run_name}-{CELL.digest()[:8]}"
 
-INCIDENTAL = ("seconds", "time", "commit")
+INCIDENTAL = ("seconds", "cpu_seconds", "time", "commit")
 
 Thing = TypeVar("Thing")
 Answer = TypeVar("Answer")
@@ -81,6 +82,8 @@ def test_a_cell_that_nobody_disturbs(uninterrupted: tuple[Path, Result]) -> None
     assert result.test_error == evaluation["error"]
     assert (result.commit, result.threads, result.machine) == ("the commit", 1, machine())
     assert result.seconds is not None
+    assert result.cpu_seconds is not None
+    assert 0.1 < result.cpu_seconds < time.process_time()
     assert result.config["training"]["steps"] == STEPS
 
 
@@ -92,7 +95,7 @@ def test_a_cell_that_was_killed_goes_on_from_its_checkpoint(
     assert run.status().state == "interrupted"
     result = measure(CELL, tmp_path, "another commit", threads=1)
     assert same(result) == same(uninterrupted[1])
-    assert result.seconds is None, "how long it took is not known"
+    assert result.seconds is result.cpu_seconds is None, "how long it took is not known"
     assert result.commit == run.read_json("provenance.json")["commit"]
     (resumed,) = run.read_lines("resumes.jsonl")
     assert 0 < resumed["step"] < STEPS
@@ -104,7 +107,7 @@ def test_a_finished_run_is_read_and_not_trained_again(uninterrupted: tuple[Path,
     before = files(runs)
     result = measure(CELL, runs, threads=1)
     assert same(result) == same(expected)
-    assert result.seconds is None
+    assert result.seconds is result.cpu_seconds is None
     assert files(runs) == before
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,8 +15,10 @@ from manigraph.experiments import report
 from manigraph.experiments.grid import Result, ResultsFile
 from manigraph.experiments.paper import ABLATION, CONTENDERS, OTHERS
 from manigraph.experiments.report import DATA_SETS, Measured
+from manigraph.experiments.small import SMALL_TABLES
 from manigraph.reports.drawing import save
 from manigraph.reports.pages import fill, names_of_tables
+from tests.experiments.cells import measured
 from tests.experiments.made_up import CIFAR10, made_up, results_file
 
 ROOT = Path(__file__).parents[2]
@@ -272,6 +275,41 @@ def test_plots_are_the_same_file_whenever_they_are_drawn(tmp_path: Path) -> None
     assert b"<dc:date>" not in one
 
 
+# Settings that were tried
+
+
+def test_a_line_for_each_setting_that_was_tried(tmp_path: Path) -> None:
+    table = SMALL_TABLES["16px-tuning"]
+    (first, row), (second, other), *_ = table.cells().items()
+    file = ResultsFile(tmp_path / "looks.json")
+    assert report.tried_table(file, table) == "–"
+    file.add(replace(measured(50.0, validation_error=12.345), cell=second, digest=second.digest()))
+    file.add(replace(measured(60.0, validation_error=2.5), cell=first, digest="of other settings"))
+    assert report.tried_table(file, table).splitlines()[2:] == [f"| {other.title} | 250 | 12.35 |"]
+    assert row.title != other.title
+
+
+def test_a_column_for_each_draw_on_which_settings_were_tried(tmp_path: Path) -> None:
+    table = SMALL_TABLES["graph-tuning"]
+    (column,), row = table.columns, table.rows[1]
+    file = ResultsFile(tmp_path / "looks.json")
+    for seed, error in zip((10, 11, 12), (20.0, 30.0, 40.0), strict=True):
+        cell = table.cell(row, column, seed)
+        file.add(replace(measured(50.0, validation_error=error), cell=cell, digest=cell.digest()))
+    assert table.seeds == (10, 11), "the third is one more than the table's"
+    lines = report.tried_table(file, table).splitlines()
+    assert lines[0] == "| setting | labels | draw 10 | draw 11 | draw 12 |"
+    assert lines[2:] == [f"| {row.title} | 250 | 20.00 | 30.00 | 40.00 |"]
+
+
+def test_looks_are_read_from_the_files_beside_the_results(tmp_path: Path) -> None:
+    for mark, name in report.TRIED.items():
+        shutil.copy(RESULTS.with_name(f"{name}.json"), tmp_path)
+        text = report.tables(results_file(tmp_path), PAGE)[mark]
+        looks = ResultsFile(tmp_path / f"{name}.json").results
+        assert text.count("\n") == 1 + len({replace(result.cell, seed=0) for result in looks})
+
+
 # The page
 
 
@@ -337,15 +375,15 @@ def test_every_table_is_on_the_page(tmp_path: Path) -> None:
 
 
 def _being_measured() -> bool:
-    """Whether the results differ from the committed ones, so that the page may be behind them."""
-    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", str(RESULTS)]
+    """Whether any results differ from the committed ones, so that the page may be behind them."""
+    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", str(RESULTS.parent)]
     status = subprocess.run(command, capture_output=True, text=True, check=False)
     return status.returncode == 0 and status.stdout != ""
 
 
 def test_the_page_is_that_of_the_results(tmp_path: Path) -> None:
     if _being_measured():
-        pytest.skip("results/small.json is being measured: write the page when it is committed")
+        pytest.skip("results are being measured: write the page when it is committed")
     file, text = ResultsFile(RESULTS), PAGE.read_text(encoding="utf-8")
     assert fill(text, report.tables(file, PAGE)) == text
     for mark, (data, table) in DATA_SETS.items():

@@ -28,7 +28,7 @@ from tests.experiments.cells import measured
 STEPS = 200
 LOGGED_EVERY = 20
 FIRST = ["digits", "--rows", "supervised", "--jobs", "2", "--first_steps", str(STEPS)]
-STOPPED = r"manigraph: stopped after \d of \d cells; the same command goes on from there\n"
+STOPPED = r"manigraph: stopped after \d of \d cells?; the same command goes on from there\n"
 
 
 def environment(cwd: Path) -> dict[str, str]:
@@ -292,6 +292,7 @@ def test_first_steps_are_those_of_every_cell_and_of_one_seed(name: str) -> None:
     for cell, row in few.cells().items():
         assert rows[row.title].options[-2:] == ("--training.steps", "7")
         assert cell.config().training.steps == 7
+        assert cell.config().data.test == 100
 
 
 def test_first_steps_are_kept_apart(

@@ -10,7 +10,7 @@ from manigraph.catalogue import ALGORITHMS, BACKBONES
 from manigraph.nn.backbones.base import Backbone
 from tests.helpers import normal
 
-CONVOLUTIONAL = ["cnn13", "wide_resnet28_2", "small_cnn"]
+CONVOLUTIONAL = ["cnn13", "wide_resnet28_2", "resnet9", "small_cnn"]
 WITH_LAYERS = [*CONVOLUTIONAL, "mlp"]
 SIZES = [(8, 8), (9, 13), (28, 28), (32, 32)]
 
@@ -49,6 +49,40 @@ def test_wide_resnet_has_the_parameters_of_the_literature() -> None:
     assert num_parameters(backbone) + 1_290 == pytest.approx(1.47e6, rel=0.01)
     layers = [m for m in backbone.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
     assert len(layers) + 1 + 2 == 28, "25 3x3 convolutions; two 1x1 of the shortcuts and the classifier"
+
+
+def test_resnet9_has_the_layers_of_its_author() -> None:
+    # 3x3: 3·64 + 64·128 + 2·128² + 128·256 + 256·512 + 2·512² = 729,280 times 9; batch norm: 2 · 2,240.
+    backbone = BACKBONES.get("resnet9")((3, 32, 32))
+    assert backbone.feature_size == 512
+    assert num_parameters(backbone) == 9 * 729_280 + 4_480
+
+
+def test_dropout_of_resnet9_leaves_the_size_of_features() -> None:
+    torch.manual_seed(0)
+    backbone = BACKBONES.get("resnet9")((3, 16, 16), width=0.125, dropout=0.3)
+    without = BACKBONES.get("resnet9")((3, 16, 16), width=0.125, dropout=0.0)
+    for layer in (*backbone.modules(), *without.modules()):  # the statistics of the batch in both
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.track_running_stats = False
+    without.load_state_dict(backbone.state_dict())
+    images = normal(64, 3, 16, 16).float()
+    ratio = backbone(images).mean() / without(images).mean()
+    assert 0.8 < ratio < 1.25, "the maximum over a map with dropout is nearly twice as large"
+
+
+def test_residual_blocks_of_resnet9_add_what_went_in() -> None:
+    backbone = BACKBONES.get("resnet9")((3, 16, 16), width=0.125).eval()
+    images = normal(4, 3, 16, 16).float()
+    last = next(m for m in reversed(list(backbone.modules())) if type(m).__name__ == "_Residual")
+    maps: list[Tensor] = []
+    last.register_forward_hook(lambda _, inputs, __: maps.append(inputs[0].clone()))
+    with torch.no_grad():
+        for layer in last.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.weight.zero_()
+        features = backbone(images)
+    torch.testing.assert_close(features, maps[0].amax(dim=(2, 3)))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")

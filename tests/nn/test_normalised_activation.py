@@ -357,7 +357,7 @@ def test_less_is_kept_for_the_gradient() -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("name", ["cnn13", "small_cnn", "wide_resnet28_2"])
+@pytest.mark.parametrize("name", ["cnn13", "small_cnn", "wide_resnet28_2", "resnet9"])
 def test_backbones_keep_no_more(name: str) -> None:
     """The next convolution keeps its input in either way; the last activation is kept in one only."""
     found = kept_for_the_gradient(backbone_of(name), values_of((12, 1, 16, 16)))

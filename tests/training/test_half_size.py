@@ -141,7 +141,7 @@ def test_a_plain_average_is_of_whole_images() -> None:
         TrainingConfig(half_size_fraction=0.6, swa_fraction=0.5)
 
 
-@pytest.mark.parametrize("name", ["cnn13", "wide_resnet28_2"])
+@pytest.mark.parametrize("name", ["cnn13", "wide_resnet28_2", "resnet9"])
 def test_networks_of_any_size(name: str) -> None:
     job = job_for(replace(config_for("supervised"), backbone=BackboneConfig(name, width=1 / 16)))
     with recorded_inputs(job.trainer.algorithm.model.backbone) as inputs:

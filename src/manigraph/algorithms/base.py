@@ -29,8 +29,6 @@ class Algorithm(nn.Module, Generic[ConfigT]):
     """Frozen dataclass of the method's own settings, with the paper's defaults."""
     uses_unlabelled: ClassVar[bool] = True
     """Whether the method learns from unlabelled images."""
-    keeps_average: ClassVar[bool] = False
-    """Whether the weights that predict are an average already, so that the loop need not keep one."""
     needs_weight_average: ClassVar[bool] = False
     """Whether the method is nothing without the loop's plain average of weights (`training.swa_fraction`)."""
     model: Classifier
@@ -41,6 +39,11 @@ class Algorithm(nn.Module, Generic[ConfigT]):
         super().__init__()
         self.config = config
         self.model = self.build_model(backbone, num_classes)
+
+    @classmethod
+    def keeps_average(cls, config: ConfigT) -> bool:
+        """Whether the weights that predict are an average already, so that the loop need not keep one."""
+        return False
 
     def build_model(self, backbone: Backbone, num_classes: int) -> Classifier:
         """Backbone and linear layer, for methods without a head of their own."""

@@ -5,15 +5,15 @@
 | `pi_model` | p(x1) | p(x2 + noise) |
 | `pi_vat` | p(x1) | p(x2 + r), r the virtual adversarial perturbation |
 | `mean_teacher` | p(x2) of the teacher | p(x1) |
-| `fixmatch` | the class of p(x1), if sure | p(strong view) |
+| `fixmatch` | the class of p(x1), or of a teacher's, if sure | p(strong view) |
 
 x1, the first view, goes through the clean pass, with the labelled images unless nothing is learned from it;
-its prediction is the target or the student. A method takes a comparison by its name, so the manifold graph
-goes with any of them.
+its prediction is the target or the student, unless a teacher looks at it too. A method takes a comparison by
+its name, so the manifold graph goes with any of them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -32,7 +32,7 @@ from manigraph.algorithms.parts import (
     ramp_up,
     with_masks,
 )
-from manigraph.contract import Batch, DataRequest, StepContext, StepOutput, ViewKind
+from manigraph.contract import NEUTRAL, Batch, DataRequest, StepContext, StepOutput, ViewKind
 from manigraph.functional import confident_cross_entropy
 from manigraph.nn import Classifier, RandomState, Teacher, frozen_running_statistics, full_precision
 from manigraph.nn.backbones.base import Backbone
@@ -64,11 +64,24 @@ class Comparison(nn.Module):
         Args:
             model: The student.
             forward: Images to the student's logits, with whatever nodes the graph has in this step.
-            clean_logits: Of the first view.
+            clean_logits: `first_logits` of the first view.
             second: The second view.
             context: Where in the run the step is.
         """
         raise NotImplementedError
+
+    def target_model(self, model: Classifier) -> Classifier:
+        """The network whose predictions of first views are compared: the student itself, or a teacher."""
+        return model
+
+    def first_logits(self, model: Classifier, first: Tensor, clean_logits: Tensor) -> Tensor:
+        """Its predictions of the first views, where the student's own, `clean_logits`, are there already."""
+        target = self.target_model(model)
+        if target is model:
+            return clean_logits
+        with torch.no_grad():
+            logits: Tensor = target(first)
+        return logits
 
     def student_view(self, second: Tensor, context: StepContext) -> Tensor | None:
         """What the student sees, if that does not depend on the target; else None."""
@@ -183,26 +196,48 @@ class ThresholdConfig(UnlabelledConfig):
     """Confidence from which on a prediction is a target."""
     consistency_weight: float = 1.0
     """λ_u, weight of the consistency term."""
+    target_decay: float = field(default=0.0, metadata=NEUTRAL)
+    """Above 0, targets are predictions of a teacher that keeps this share of its weights in a step (less at
+    first), and that predicts in the end; 0 means the network's own, as in the paper."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be from 0 to 1, got {self.threshold}")
+        if not 0 <= self.target_decay < 1:
+            raise ValueError(f"target_decay must be from 0 to below 1, got {self.target_decay}")
 
 
 class FixMatchComparison(Comparison):
-    """The class of a weak view's sure prediction is the target of a strong view."""
+    """The class of a weak view's sure prediction is the target of a strong view.
+
+    A teacher looks at the weak views in passes of its own, which move its own running statistics.
+    """
 
     second_view = "strong"
     config: ThresholdConfig
+
+    def __init__(self, config: Any, model: Classifier) -> None:
+        super().__init__(config, model)
+        self.teacher = Teacher(model) if config.target_decay > 0 else None
 
     def predictions(
         self, model: Classifier, forward: Forward, clean_logits: Tensor, second: Tensor, context: StepContext
     ) -> Predictions:
         return Predictions(clean_logits, forward(second))
 
+    def target_model(self, model: Classifier) -> Classifier:
+        return model if self.teacher is None else self.teacher.model
+
     def student_view(self, second: Tensor, context: StepContext) -> Tensor:
         return second
+
+    def after_step(self, model: Classifier, context: StepContext) -> None:
+        if self.teacher is not None:
+            self.teacher.follow(model, self.config.target_decay)
+
+    def evaluated(self, model: Classifier) -> Classifier:
+        return self.target_model(model)
 
     def distance(self, target_logits: Tensor, student_logits: Tensor) -> Tensor:
         return confident_cross_entropy(target_logits, student_logits, threshold=self.config.threshold)
@@ -286,13 +321,14 @@ class ComparisonAlgorithm(UnlabelledAlgorithm[UnlabelledConfigT]):
         if student_view is None:
             labelled_logits, clean_logits = forward(torch.cat([labelled, first])).split(sizes)
             labelled_features, forward.features = forward.features.split(sizes)
+            first_logits = self.comparison.first_logits(model, first, clean_logits)
             with frozen_running_statistics(model):
-                predictions = self.comparison.predictions(model, forward, clean_logits, second, context)
+                predictions = self.comparison.predictions(model, forward, first_logits, second, context)
             return ComparedPasses(
                 labelled_logits, clean_logits, predictions, labelled_features, forward.features
             )
         with torch.no_grad():
-            clean_logits = model(first)
+            clean_logits = self.comparison.target_model(model)(first)
         with frozen_running_statistics(model):
             labelled_logits, student_logits = forward(torch.cat([labelled, student_view])).split(sizes)
         labelled_features, student_features = forward.features.split(sizes)

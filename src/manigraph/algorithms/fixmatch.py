@@ -12,6 +12,10 @@ with the strong views, which move none, as evaluation never sees such images. En
 paper does not have and which are off by default, learn from weak views: with them, these have a gradient, and
 labelled images go with them.
 
+With `target_decay`, which is ours, a teacher that follows the network looks at the weak views, in passes that
+move its own running statistics, and predicts in the end. Then the network itself does not look at them, and
+its own statistics, which nobody reads, never move (unless entropy or balance learn from weak views).
+
 Different from the paper: the schedule is the recipe's, not part of a cosine, and the paper's 7 unlabelled
 images for a labelled one are `batch.unlabelled`.
 """
@@ -32,3 +36,7 @@ class FixMatch(ComparisonAlgorithm["FixMatch.Config"]):
 
         entropy_weight: float = 0.0
         """Weight of the entropy term; not in the paper."""
+
+    @classmethod
+    def keeps_average(cls, config: Config) -> bool:
+        return config.target_decay > 0

@@ -28,7 +28,6 @@ from manigraph.algorithms.parts import ConsistencyMeasure
 class MeanTeacher(ComparisonAlgorithm["MeanTeacher.Config"]):
     """The student must agree with the average of its own past."""
 
-    keeps_average = True
     comparison_name = "mean_teacher"
 
     @dataclass(frozen=True)
@@ -43,3 +42,7 @@ class MeanTeacher(ComparisonAlgorithm["MeanTeacher.Config"]):
         """Weight of the entropy term; not in the paper."""
         ramp_fraction: float = 0.25
         """Share of the run over which the weights grow to their full size."""
+
+    @classmethod
+    def keeps_average(cls, config: Config) -> bool:
+        return True

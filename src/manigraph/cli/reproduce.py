@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from manigraph.experiments.grid import Cell, Failure, Result, ResultsFile
     from manigraph.experiments.tables import Column, Row, Table
 
+FEW_TEST_IMAGES = 100
+"""Of first steps: with all of them, a run of a large network would test for longer than it trains."""
+
 
 @dataclass(frozen=True)
 class ReproduceOptions:
@@ -40,6 +43,9 @@ class ReproduceOptions:
             "ablation",
             "small-tuning",
             "16px-tuning",
+            "graph-tuning",
+            "cifar10-epsilon",
+            "30min-tuning",
             "features",
             "features-tuning",
             "digits",
@@ -50,7 +56,9 @@ class ReproduceOptions:
         tyro.conf.Positional,
     ]
     """The paper's: `main`, `svhn-labels` and `cifar10-labels` with fewer labels, `ablation`.
-    `small-tuning` and `16px-tuning`: how the settings of the small scale were chosen, on validation images.
+    `small-tuning`, `16px-tuning` and `graph-tuning`: how the settings of the small scale were chosen, on
+    validation images; `cifar10-epsilon`: whether one of them explains a result; `30min-tuning`: how those of
+    half an hour were chosen.
     `features`: heads on the features of a pretrained network; `features-tuning`: how their settings were
     chosen. On digits: `digits`, the paper's methods with equal steps; `digits-methods`, all methods with
     equal network passes; `digits-tuning` and `digits-choices`, how settings were chosen."""
@@ -84,8 +92,8 @@ class ReproduceOptions:
     partition: str = ""
     """With slurm: where to send the jobs."""
     first_steps: int = 0
-    """Only the first steps of every run, of one seed, to see that all of them work. What they give is kept
-    apart, in the folder `first-steps` below that of the runs."""
+    """Only the first steps of every run, of one seed and tested on 100 images, to see that all of them work.
+    What they give is kept apart, in the folder `first-steps` below that of the runs."""
     plan: bool = False
     """Only say what would be measured, and what it would cost."""
 
@@ -229,6 +237,7 @@ def chosen_table(options: ReproduceOptions) -> "Table":
     from dataclasses import replace
 
     from manigraph.experiments.features import FEATURE_TABLES
+    from manigraph.experiments.half_hour import HALF_HOUR_TABLES
     from manigraph.experiments.paper import PAPER_TABLES, paper_table
     from manigraph.experiments.small import SMALL_TABLES
     from manigraph.experiments.tables import DIGITS_TABLES
@@ -236,7 +245,7 @@ def chosen_table(options: ReproduceOptions) -> "Table":
     if options.table in PAPER_TABLES:
         table = paper_table(options.table, options.scale)
     else:
-        table = {**DIGITS_TABLES, **SMALL_TABLES, **FEATURE_TABLES}[options.table]
+        table = {**DIGITS_TABLES, **SMALL_TABLES, **HALF_HOUR_TABLES, **FEATURE_TABLES}[options.table]
     names = {name for row in table.rows for name in (row.algorithm, row.title)}
     for name in options.rows:
         if name not in names:
@@ -249,8 +258,8 @@ def chosen_table(options: ReproduceOptions) -> "Table":
     )
     table = replace(table, columns=_columns(table, options.labels), seeds=seeds, rows=rows)
     if options.first_steps:
-        steps = ("--training.steps", str(options.first_steps))
-        rows = tuple(replace(row, options=(*row.options, *steps)) for row in rows)
+        few = ("--data.test", str(FEW_TEST_IMAGES), "--training.steps", str(options.first_steps))
+        rows = tuple(replace(row, options=(*row.options, *few)) for row in rows)
         table = replace(table, seeds=seeds[:1], rows=rows, budget="")
     return table
 

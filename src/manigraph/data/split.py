@@ -48,6 +48,7 @@ def draw_split(
     num_validation: int | None,
     seed: int,
     stratify: Stratify = "proportional",
+    num_test: int | None = None,
 ) -> Split:
     """Draw labelled and validation images; all others are unlabelled.
 
@@ -63,6 +64,7 @@ def draw_split(
         seed: Decides the draw. With `num_labels`, the labelled images of a seed do not depend on
             `num_validation`.
         stratify: How `num_labels` are shared among the classes.
+        num_test: Test images to draw, at most; None means all. The other parts do not depend on it.
     """
     if dataset.num_classes == 0:
         raise UserError(f"{dataset.name} has no labelled images: label a few of each class")
@@ -74,6 +76,8 @@ def draw_split(
         )
     if num_validation is not None and num_validation < 0:
         raise UserError(f"the number of validation images cannot be negative, got {num_validation}")
+    if num_test is not None and num_test < 1:
+        raise UserError(f"the number of test images must be at least 1, got {num_test}")
     generator = torch.Generator().manual_seed(seed)
     held_out = 0 if given else num_validation
     if num_labels is None:
@@ -81,11 +85,14 @@ def draw_split(
     else:
         counts = _label_counts(dataset, num_labels, stratify)
         labelled, validation, unlabelled = _draw_some_labels(dataset, counts, held_out, generator)
+    test = dataset.test
+    if num_test is not None:
+        test = test[torch.randperm(len(test), generator=generator)[:num_test]]
     return Split(
         labelled=labelled,
         unlabelled=unlabelled,
         validation=dataset.validation if given else validation,
-        test=dataset.test,
+        test=test,
     )
 
 

@@ -79,6 +79,8 @@ class Result:
     commit: str | None
     validation_error: float | None = None
     """Per cent; None if the run holds out no validation images."""
+    cpu_seconds: float | None = None
+    """Of all threads of the process, in the whole cell; None likewise, and where it was not measured yet."""
     selected_on: SelectionRule = "last"
     """How the weights of the run were chosen; `test` is not honest and is marked in every table."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -162,7 +164,7 @@ def measure(
         torch.set_num_threads(threads)
     config = cell.config()
     origin: dict[str, Any] = {"commit": commit, "machine": machine()}
-    began = time.monotonic()
+    began, cpu_began = time.monotonic(), time.process_time()
     if cell.algorithm in OUTSIDERS:
         dataset = load_dataset(config.data)
         split = split_dataset(config.data, dataset, cell.seed)
@@ -191,6 +193,7 @@ def measure(
         seconds=round(time.monotonic() - began, 1) if in_one_go else None,
         commit=origin["commit"],
         validation_error=validation_error,
+        cpu_seconds=round(time.process_time() - cpu_began, 1) if in_one_go else None,
         selected_on=config.training.select,
         config=json.loads(json.dumps(deciding_settings(config))),  # as it is read back
         machine=origin["machine"],

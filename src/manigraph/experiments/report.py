@@ -1,4 +1,4 @@
-"""Tables and plots of docs/results.md, from the results file of the small scale.
+"""Tables and plots of docs/results.md, from the results file of the small scale and those beside it.
 
 `python -m manigraph.experiments.report RESULTS PAGE` puts each table between its marks in the page, and the
 plots beside it. What was not measured, or with other settings than today's, is a dash.
@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from manigraph.experiments.grid import Cell, Result, ResultsFile, mean_and_spread
+from manigraph.experiments.half_hour import HALF_HOUR_TABLES
 from manigraph.experiments.paper import ABLATION, CONTENDERS, OTHERS, PAPER_TABLES, paper_table
 from manigraph.experiments.significance import difference_test, pairs, ratio_test
+from manigraph.experiments.small import SMALL_TABLES
 from manigraph.experiments.tables import Column, Row, Table
 from manigraph.reports.manifold import in_words
 from manigraph.reports.pages import fill, markdown_table
@@ -25,6 +27,15 @@ ABLATION_IN_THE_PAPER = "CIFAR-10 4000 labels"
 
 DATA_SETS = {"svhn": ("SVHN", "svhn-labels"), "cifar10": ("CIFAR-10", "cifar10-labels")}
 """Mark on the page to the data set's name and its table."""
+
+TRIED = {
+    "tuning_16px": "16px-tuning",
+    "tuning_small": "small-tuning",
+    "tuning_graph": "graph-tuning",
+    "cifar10_epsilon": "cifar10-epsilon",
+    "tuning_30min": "30min-tuning",
+}
+"""Mark on the page to the table of settings that were tried; its results file has the table's name."""
 
 COMPARISONS = (
     ("Manifold Graph", "Π-VAT"),
@@ -169,6 +180,25 @@ def _is_dishonest(results: Iterable[Result]) -> bool:
 def _remarks(measured: Measured, table: Table, columns: Sequence[Column]) -> list[str]:
     shown = (measured.of(table, row, column) for row in table.rows for column in columns)
     return ["", f"‡ {CHOSEN_ON_TEST}"] if any(map(_is_dishonest, shown)) else []
+
+
+def tried_table(results: ResultsFile, table: Table) -> str:
+    """All settings of one table that were tried on validation images; a column for each label draw.
+
+    With `--seeds`, some settings are tried on more draws than the table has.
+    """
+    measured = Measured(results)
+    (column,) = table.columns
+    seeds = sorted({*table.seeds, *(result.cell.seed for result in results.results)})
+    lines = []
+    for row in table.rows:
+        found = [measured.find(table.cell(row, column, seed)) for seed in seeds]
+        errors = [NOTHING if result is None else f"{result.error(table.part):.2f}" for result in found]
+        if any(found):
+            lines.append([row.title, str(row.labels or column.labels), *errors])
+    draws = ["validation error %"] if len(seeds) == 1 else [f"draw {seed}" for seed in seeds]
+    header = ["setting", "labels", *draws]
+    return markdown_table(header, lines) if lines else NOTHING
 
 
 # Comparisons
@@ -386,6 +416,9 @@ def tables(results: ResultsFile, page: Path) -> dict[str, str]:
         drawn = plot(measured, data, table) is not None
         link = f"![Error on {data} against the number of labels]({plot_path(page, mark).name})"
         found[f"{mark}_plot"] = link if drawn else NOTHING
+    looks = {**SMALL_TABLES, **HALF_HOUR_TABLES}
+    for mark, name in TRIED.items():
+        found[mark] = tried_table(ResultsFile(results.path.with_name(f"{name}.json")), looks[name])
     return found | {
         "ablation": ablation_table(measured),
         "comparisons": comparison_table(measured),

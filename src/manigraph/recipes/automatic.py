@@ -219,7 +219,7 @@ def fit_steps(
 def control_of(config: Config[Any], steps: int | None = None) -> Config[Any]:
     """The same run from the labelled images alone."""
     training = replace(config.training, steps=steps or config.training.steps)
-    if ALGORITHMS.get(config.algorithm).keeps_average and training.ema_decay == 0:
+    if ALGORITHMS.get(config.algorithm).keeps_average(config.method) and training.ema_decay == 0:
         training = replace(training, ema_decay=average(training.steps))  # the method's own average is gone
     return replace(config, algorithm=CONTROL, method=method_config(CONTROL), training=training)
 

@@ -8,11 +8,10 @@ tried. Methods share all settings that they have in common, unless one of them w
 from dataclasses import replace
 from typing import Any
 
-from manigraph.catalogue import ALGORITHMS
 from manigraph.config import BackboneConfig, Config, DataConfig
 from manigraph.data.augmentation import AugmentationConfig
 from manigraph.data.strong_augmentation import StrongAugmentationConfig
-from manigraph.recipes.parts import averaged, method_config
+from manigraph.recipes.parts import average_for, averaged, method_config
 from manigraph.training.loop import TrainingConfig
 from manigraph.training.schedule import SuperConvergence
 
@@ -72,7 +71,7 @@ def digits_shared(algorithm: str) -> Config[Any]:
             training=TrainingConfig(
                 steps=500,
                 weight_decay=1e-3,
-                ema_decay=0.0 if ALGORITHMS.get(algorithm).keeps_average else 0.98,
+                ema_decay=average_for(algorithm, 0.98),
                 max_gradient_norm=3.0,
             ),
         )

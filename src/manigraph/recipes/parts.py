@@ -24,7 +24,8 @@ def with_settings(method: Any, **settings: Any) -> Any:
 
 def average_for(algorithm: str, decay: float) -> float:
     """Decay of the average of weights; 0, none, for a method that keeps one of its own."""
-    return 0.0 if ALGORITHMS.get(algorithm).keeps_average else decay
+    method = ALGORITHMS.get(algorithm)
+    return 0.0 if method.keeps_average(method.Config()) else decay
 
 
 def averaged(config: Config[Any]) -> Config[Any]:

@@ -1,0 +1,62 @@
+"""How the recipes of half an hour were found: FixMatch and what goes with it, on validation images of SVHN.
+
+Short looks, most of a tenth of the time, on label draw 10, which is in no table of results. What they showed
+is in `docs/results.md`.
+"""
+
+from manigraph.experiments.paper import ON_FIXMATCH
+from manigraph.experiments.small import as_first_tried
+from manigraph.experiments.tables import Row, Table, label_columns
+
+_LOOK = ("--data.validation", "5000", "--training.decay_at_labels", "0")
+_SHARED = (
+    *("--method.prototypes_per_class", "5", "--method.prototype_update", "shared"),
+    *("--method.warmup_fraction", "0.2"),
+)
+
+_RESNET9 = ("--backbone.name", "resnet9", "--backbone.width", "0.25")
+_RESNET9_AT_32 = (
+    *("--backbone.name", "resnet9", "--data.image_size", "None", "--augmentation.translation", "2"),
+)
+
+
+def _freely(decay: str = "0.001") -> tuple[str, ...]:
+    """Without dropout, and with less weight decay than in the tables."""
+    return (*_LOOK, "--training.weight_decay", decay, "--backbone.dropout", "0")
+
+
+def _look(title: str, *options: str) -> Row:
+    return Row(f"FixMatch{title}", "fixmatch", (*_freely(), *options))
+
+
+def _graph(title: str, *options: str) -> Row:
+    """As in `manigraph train PATH`."""
+    title = f"Manifold Graph on FixMatch, 5 prototypes, shared, warm-up 0.2{title}"
+    return Row(title, "manifold_graph", (*_freely(), *ON_FIXMATCH, *_SHARED, *options))
+
+
+LOOKS = (
+    as_first_tried(
+        Row("FixMatch, with dropout", "fixmatch", (*_LOOK, "--training.weight_decay", "0.001")),
+    ),
+    _look(""),
+    Row("FixMatch, weight decay 0.002", "fixmatch", _freely("0.002")),
+    _look(", threshold 0.95", "--method.threshold", "0.95"),
+    _look(", 16 + 80 images", "--batch.labelled", "16", "--batch.unlabelled", "80"),
+    _graph(""),
+    _graph(", strong views anchored", "--method.anchored_view", "student"),
+    _look(", 32×32 pixels", "--data.image_size", "None", "--augmentation.translation", "2"),
+    _look(", width 1/4", "--backbone.width", "0.25"),
+    _look(", ResNet-9 at width 1/4", *_RESNET9),
+    _look(", ResNet-9 at width 1/8, 32×32 pixels", *_RESNET9_AT_32),
+)
+
+HALF_HOUR_TABLES = {
+    "30min-tuning": Table(
+        "SVHN in half an hour, settings that were tried",
+        label_columns("svhn_16px", 250),
+        LOOKS,
+        seeds=(10,),
+        part="validation",
+    )
+}
