@@ -111,6 +111,33 @@ def test_fabrics_launcher_does_the_same(weights_by_torchrun: dict[str, torch.Ten
     assert_bitwise_equal(check_run(tmp_path, out), weights_by_torchrun)
 
 
+LAST_WORDS = """
+import atexit, sys
+from pathlib import Path
+
+def threads():
+    names = {(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
+    print("threads at exit:", sorted(names))
+
+atexit.register(threads)  # the first to register is the last to be called
+
+from manigraph.cli.main import main
+
+sys.exit(main())
+"""
+
+
+def test_no_thread_of_gloo_outlives_the_interpreter(tmp_path: Path) -> None:
+    """One that still holds a tensor then aborts the process, now and then."""
+    script = tmp_path / "train.py"
+    script.write_text(LAST_WORDS)
+    with started([*TWO_BY_TORCHRUN[:-2], str(script), *TRAIN, *SHORT], tmp_path) as process:
+        out, _ = ended(process, 0)
+    last_words = [line for line in out.splitlines() if "threads at exit" in line]
+    assert len(last_words) == 2
+    assert "gloo" not in "".join(last_words)
+
+
 def test_slurm_does_the_same(weights_by_torchrun: dict[str, torch.Tensor], tmp_path: Path) -> None:
     """What `srun -n 2` of SLURM 22.05 puts into the environment of its tasks."""
     slurm = {

@@ -5,6 +5,7 @@ method for gradient averaging (DDP). Batches, random numbers and batch norm are 
 follow one: see `manigraph.sharding`.
 """
 
+import atexit
 import inspect
 import logging
 import os
@@ -235,9 +236,20 @@ def _join(execution: Execution, cluster: _Cluster) -> Processes:
         plugins=_environment(cluster),
     )
     fabric.launch()
+    atexit.register(_leave)
     if execution.threads:
         torch.set_num_threads(execution.threads)
     return FabricProcesses(fabric)
+
+
+def _leave() -> None:
+    """End the connections while the interpreter still lives.
+
+    A thread of gloo that lets go of a tensor after that aborts the process, at random and after all is done
+    (pytorch/pytorch issue 190489); Fabric does this for NCCL only.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _environment(cluster: _Cluster) -> Any:
