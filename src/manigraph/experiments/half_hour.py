@@ -18,6 +18,7 @@ _RESNET9 = ("--backbone.name", "resnet9", "--backbone.width", "0.25")
 _RESNET9_AT_32 = (
     *("--backbone.name", "resnet9", "--data.image_size", "None", "--augmentation.translation", "2"),
 )
+_BY_TEACHER = ("--training.ema_decay", "0", "--method.target_decay")  # which is an average itself
 
 
 def _freely(decay: str = "0.001") -> tuple[str, ...]:
@@ -35,6 +36,10 @@ def _graph(title: str, *options: str) -> Row:
     return Row(title, "manifold_graph", (*_freely(), *ON_FIXMATCH, *_SHARED, *options))
 
 
+def _resnet9(title: str, *options: str) -> Row:
+    return _look(f", ResNet-9 at width 1/4{title}", *_RESNET9, *options)
+
+
 LOOKS = (
     as_first_tried(
         Row("FixMatch, with dropout", "fixmatch", (*_LOOK, "--training.weight_decay", "0.001")),
@@ -47,8 +52,17 @@ LOOKS = (
     _graph(", strong views anchored", "--method.anchored_view", "student"),
     _look(", 32×32 pixels", "--data.image_size", "None", "--augmentation.translation", "2"),
     _look(", width 1/4", "--backbone.width", "0.25"),
-    _look(", ResNet-9 at width 1/4", *_RESNET9),
+    _resnet9(""),
     _look(", ResNet-9 at width 1/8, 32×32 pixels", *_RESNET9_AT_32),
+    _resnet9(", teacher's targets (0.99)", *_BY_TEACHER, "0.99"),
+    _resnet9(", teacher's targets (0.999)", *_BY_TEACHER, "0.999"),
+    _resnet9(", teacher's targets (0.99), balanced", *_BY_TEACHER, "0.99", "--method.balance_memory", "50"),
+    _graph(
+        ", strong views anchored, ResNet-9 at width 1/4, teacher's targets (0.99)",
+        *("--method.anchored_view", "student", *_RESNET9, *_BY_TEACHER, "0.99"),
+    ),
+    _resnet9(", 18,000 steps", "--training.steps", "18000"),
+    _resnet9(", teacher's targets (0.99), 18,000 steps", *_BY_TEACHER, "0.99", "--training.steps", "18000"),
 )
 
 HALF_HOUR_TABLES = {
