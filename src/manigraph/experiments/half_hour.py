@@ -63,6 +63,15 @@ LOOKS = (
     ),
     _resnet9(", 18,000 steps", "--training.steps", "18000"),
     _resnet9(", teacher's targets (0.99), 18,000 steps", *_BY_TEACHER, "0.99", "--training.steps", "18000"),
+    _resnet9(
+        ", teacher's targets (0.99), threshold 0.95, 18,000 steps",
+        *(*_BY_TEACHER, "0.99", "--method.threshold", "0.95", "--training.steps", "18000"),
+    ),
+    _resnet9(
+        ", teacher's targets (0.99), 32×32 pixels after six tenths of 9,000 steps",
+        *("--data.image_size", "None", "--augmentation.translation", "2", *_BY_TEACHER, "0.99"),
+        *("--training.half_size_fraction", "0.6", "--training.steps", "9000"),
+    ),
 )
 
 HALF_HOUR_TABLES = {
