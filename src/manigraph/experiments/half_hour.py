@@ -1,8 +1,10 @@
-"""How the recipes of half an hour were found: FixMatch and what goes with it, on validation images of SVHN.
+"""How the recipes of half an hour were found: FixMatch and what goes with it, on validation images.
 
 Short looks, most of a tenth of the time, on label draw 10, which is in no table of results. What they showed
 is in `docs/results.md`.
 """
+
+from fractions import Fraction
 
 from manigraph.experiments.paper import ON_FIXMATCH
 from manigraph.experiments.small import as_first_tried
@@ -40,6 +42,17 @@ def _resnet9(title: str, *options: str) -> Row:
     return _look(f", ResNet-9 at width 1/4{title}", *_RESNET9, *options)
 
 
+def _small_first(width: str, steps: str, title: str = "", *options: str) -> Row:
+    """32×32 pixels after six tenths of the steps."""
+    return _look(
+        f", ResNet-9 at width {width}, teacher's targets (0.99), 32×32 pixels after six tenths of "
+        f"{int(steps):,} steps{title}",
+        *("--backbone.name", "resnet9", "--backbone.width", str(float(Fraction(width)))),
+        *("--data.image_size", "None", "--augmentation.translation", "2", *_BY_TEACHER, "0.99"),
+        *("--training.half_size_fraction", "0.6", "--training.steps", steps, *options),
+    )
+
+
 LOOKS = (
     as_first_tried(
         Row("FixMatch, with dropout", "fixmatch", (*_LOOK, "--training.weight_decay", "0.001")),
@@ -67,11 +80,15 @@ LOOKS = (
         ", teacher's targets (0.99), threshold 0.95, 18,000 steps",
         *(*_BY_TEACHER, "0.99", "--method.threshold", "0.95", "--training.steps", "18000"),
     ),
-    _resnet9(
-        ", teacher's targets (0.99), 32×32 pixels after six tenths of 9,000 steps",
-        *("--data.image_size", "None", "--augmentation.translation", "2", *_BY_TEACHER, "0.99"),
-        *("--training.half_size_fraction", "0.6", "--training.steps", "9000"),
-    ),
+    _small_first("1/4", "9000"),
+    _small_first("1/2", "4000"),
+)
+
+LOOKS_AT_CIFAR10 = (
+    _small_first("1/4", "9000"),
+    _small_first("1/2", "4000"),
+    _small_first("1/4", "9000", ", weight decay 0.0005", "--training.weight_decay", "0.0005"),
+    _small_first("1/4", "9000", ", threshold 0.95", "--method.threshold", "0.95"),
 )
 
 HALF_HOUR_TABLES = {
@@ -81,5 +98,12 @@ HALF_HOUR_TABLES = {
         LOOKS,
         seeds=(10,),
         part="validation",
-    )
+    ),
+    "30min-tuning-cifar10": Table(
+        "CIFAR-10 in half an hour, settings that were tried",
+        label_columns("cifar10_16px", 4000),
+        LOOKS_AT_CIFAR10,
+        seeds=(10,),
+        part="validation",
+    ),
 }
