@@ -4,6 +4,7 @@ Short looks, most of a tenth of the time, on label draw 10, which is in no table
 is in `docs/results.md`.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from manigraph.experiments.paper import ON_FIXMATCH
@@ -42,9 +43,11 @@ def _resnet9(title: str, *options: str) -> Row:
     return _look(f", ResNet-9 at width 1/4{title}", *_RESNET9, *options)
 
 
-def _small_first(width: str, steps: str, title: str = "", *options: str) -> Row:
+def _small_first(
+    width: str, steps: str, title: str = "", *options: str, of: Callable[..., Row] = _look
+) -> Row:
     """32×32 pixels after six tenths of the steps."""
-    return _look(
+    return of(
         f", ResNet-9 at width {width}, teacher's targets (0.99), 32×32 pixels after six tenths of "
         f"{int(steps):,} steps{title}",
         *("--backbone.name", "resnet9", "--backbone.width", str(float(Fraction(width)))),
@@ -82,6 +85,10 @@ LOOKS = (
     ),
     _small_first("1/4", "9000"),
     _small_first("1/2", "4000"),
+    _small_first(
+        *("1/4", "9000", ", strong views anchored", "--method.anchored_view", "student"),
+        of=_graph,
+    ),
 )
 
 LOOKS_AT_CIFAR10 = (
