@@ -214,6 +214,14 @@ RECIPES: "Registry[Callable[[str], Config[Any]]]" = Registry(
             "manigraph.recipes.small:cifar100_small",
             "CIFAR-100 with 10,000 labels, CNN-13 at width 1/4, 3,000 steps; for a CPU",
         ),
+        "svhn_30min": Entry(
+            "manigraph.recipes.half_hour:svhn_30min",
+            "SVHN with 250 labels, the best of half an hour of one CPU core (docs/results.md)",
+        ),
+        "cifar10_30min": Entry(
+            "manigraph.recipes.half_hour:cifar10_30min",
+            "CIFAR-10 with 4,000 labels, the best of half an hour of one CPU core (docs/results.md)",
+        ),
         "fashion_mnist": Entry(
             "manigraph.recipes.small:fashion_mnist",
             "Fashion-MNIST with 1,000 labels, CNN-13 at width 1/4, 3,000 steps; for a CPU",

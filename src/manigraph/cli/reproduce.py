@@ -45,6 +45,7 @@ class ReproduceOptions:
             "16px-tuning",
             "graph-tuning",
             "cifar10-epsilon",
+            "30min",
             "30min-tuning",
             "30min-tuning-cifar10",
             "features",
@@ -58,8 +59,8 @@ class ReproduceOptions:
     ]
     """The paper's: `main`, `svhn-labels` and `cifar10-labels` with fewer labels, `ablation`.
     `small-tuning`, `16px-tuning` and `graph-tuning`: how the settings of the small scale were chosen, on
-    validation images; `cifar10-epsilon`: whether one of them explains a result; `30min-tuning`: how those of
-    half an hour were chosen.
+    validation images; `cifar10-epsilon`: whether one of them explains a result; `30min`: the best of half an
+    hour of one core; `30min-tuning`, `30min-tuning-cifar10`: how its settings were chosen.
     `features`: heads on the features of a pretrained network; `features-tuning`: how their settings were
     chosen. On digits: `digits`, the paper's methods with equal steps; `digits-methods`, all methods with
     equal network passes; `digits-tuning` and `digits-choices`, how settings were chosen."""
