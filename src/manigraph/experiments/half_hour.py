@@ -103,10 +103,10 @@ _WITHOUT_GRAPH = (
     *("--training.steps", "44000"),  # 1,800 s as well
 )
 
+SINGLE_METHODS = (Row("FixMatch", "fixmatch"), Row("Π-VAT", "pi_vat"))
 HALF_HOUR = (
     Row("Manifold Graph, all combined", "manifold_graph"),
-    Row("FixMatch", "fixmatch"),
-    Row("Π-VAT", "pi_vat"),
+    *SINGLE_METHODS,
     Row("combined without the graph", "fixmatch", _WITHOUT_GRAPH),
 )
 

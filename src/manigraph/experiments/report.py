@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from manigraph.experiments.grid import Cell, Result, ResultsFile, mean_and_spread
-from manigraph.experiments.half_hour import HALF_HOUR_TABLES
+from manigraph.experiments.half_hour import HALF_HOUR_TABLES, SINGLE_METHODS
 from manigraph.experiments.paper import ABLATION, CONTENDERS, OTHERS, PAPER_TABLES, paper_table
 from manigraph.experiments.significance import difference_test, pairs, ratio_test
 from manigraph.experiments.small import SMALL_TABLES
@@ -34,6 +34,7 @@ TRIED = {
     "tuning_graph": "graph-tuning",
     "cifar10_epsilon": "cifar10-epsilon",
     "tuning_30min": "30min-tuning",
+    "tuning_30min_cifar10": "30min-tuning-cifar10",
 }
 """Mark on the page to the table of settings that were tried; its results file has the table's name."""
 
@@ -124,6 +125,31 @@ def ablation_table(measured: Measured) -> str:
     header.append(f"paper, {ABLATION_IN_THE_PAPER}")
     _extend(cells, [_published(table, row, ABLATION_IN_THE_PAPER) for row in table.rows])
     return "\n".join([markdown_table(header, cells), *_remarks(measured, table, table.columns)])
+
+
+def half_hour_table(results: ResultsFile) -> str:
+    """Errors and CPU time of half an hour, and how far the first row is below the best single method."""
+    measured, table = Measured(results), HALF_HOUR_TABLES["30min"]
+    header, cells, gains = ["method"], [[row.title] for row in table.rows], []
+    for column in table.columns:
+        header += [column.title, "CPU-minutes"]
+        _extend(cells, _summaries(measured, table, column))
+        found = [measured.of(table, row, column) for row in table.rows]
+        _extend(cells, [_cpu_minutes(of_row) for of_row in found])
+        ours, *singles = found[: 1 + len(SINGLE_METHODS)]
+        means = [mean_and_spread(_errors(single))[0] for single in singles if single]
+        if ours and means:
+            lowest, own = min(means), mean_and_spread(_errors(ours))[0]
+            gains.append(f"{100 * (1 - own / lowest):.1f} % ({column.title})")
+    below = (
+        f"Error of all combined below that of the best single method: {'; '.join(gains)}." if gains else ""
+    )
+    return "\n".join(filter(None, [markdown_table(header, cells), "\n" + below if below else ""]))
+
+
+def _cpu_minutes(results: Sequence[Result]) -> str:
+    known = [result.cpu_seconds for result in results if result.cpu_seconds]
+    return f"{sum(known) / len(known) / 60:.1f}" if known else NOTHING
 
 
 def _extend(rows: Sequence[list[str]], texts: Sequence[str]) -> None:
@@ -422,6 +448,7 @@ def tables(results: ResultsFile, page: Path) -> dict[str, str]:
     return found | {
         "ablation": ablation_table(measured),
         "comparisons": comparison_table(measured),
+        "half_hour": half_hour_table(ResultsFile(results.path.with_name("30min.json"))),
         "compute": compute_table(measured),
         "figures": figures_in_words(page.parent / "figures", "figures"),
     }

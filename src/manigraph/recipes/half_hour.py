@@ -1,4 +1,4 @@
-"""As good as half an hour of one CPU core allows: Manifold Graph with all that helps, and others by that clock.
+"""As good as half an hour of one CPU core allows: Manifold Graph with all that helps, others by that clock.
 
 All have ResNet-9 at a quarter of its width and images as they are. `manifold_graph` is the combination:
 FixMatch's comparison with a teacher's targets through a graph of few prototypes, images of half their size
