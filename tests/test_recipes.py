@@ -282,3 +282,29 @@ def test_what_methods_have_of_their_own_in_the_small_tables() -> None:
     for name in ("pi_model", "vat", "pi_vat", "manifold_graph"):
         method = RECIPES.get("svhn_16px")(name).method
         assert (method.consistency, method.ramp_fraction) == ("mse", 0.4)
+
+
+HALF_HOUR = {"svhn_30min": 250, "cifar10_30min": 4000}
+
+
+@pytest.mark.parametrize("name", HALF_HOUR)
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_methods_of_half_an_hour_have_the_same_network_and_images(name: str, algorithm: str) -> None:
+    config = RECIPES.get(name)(algorithm)
+    assert (config.backbone.name, config.backbone.width) == ("resnet9", 0.25)
+    assert (config.data.labels, config.data.image_size) == (HALF_HOUR[name], None)
+    assert config.augmentation.translation == 2
+    assert (config.training.half_size_fraction > 0) == (algorithm == "manifold_graph")
+
+
+def test_only_the_combination_of_half_an_hour_has_all_parts() -> None:
+    for name in HALF_HOUR:
+        config = RECIPES.get(name)("manifold_graph")
+        method, training = config.method, config.training
+        assert (method.comparison, method.target_decay, method.threshold) == ("fixmatch", 0.99, 0.8)
+        assert (method.prototypes_per_class, method.prototype_update) == (5, "shared")
+        assert (training.half_size_fraction, training.weight_decay, training.ema_decay) == (0.6, 1e-3, 0)
+        assert config.preprocessing.kind == "standardise", "whitening would blow up strong views"
+        assert RECIPES.get(name)("fixmatch").method.target_decay == 0
+    assert RECIPES.get("svhn_30min")("pi_vat").method.epsilon == 7.0
+    assert RECIPES.get("cifar10_30min")("pi_vat").method.epsilon == 4.0

@@ -13,13 +13,14 @@ import pytest
 
 from manigraph.experiments import report
 from manigraph.experiments.grid import Result, ResultsFile
+from manigraph.experiments.half_hour import HALF_HOUR_TABLES
 from manigraph.experiments.paper import ABLATION, CONTENDERS, OTHERS
 from manigraph.experiments.report import DATA_SETS, Measured
 from manigraph.experiments.small import SMALL_TABLES
 from manigraph.reports.drawing import save
 from manigraph.reports.pages import fill, names_of_tables
 from tests.experiments.cells import measured
-from tests.experiments.made_up import CIFAR10, made_up, results_file
+from tests.experiments.made_up import CIFAR10, made_up, made_up_result, results_file
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "results.md"
@@ -308,6 +309,23 @@ def test_looks_are_read_from_the_files_beside_the_results(tmp_path: Path) -> Non
         text = report.tables(results_file(tmp_path), PAGE)[mark]
         looks = ResultsFile(tmp_path / f"{name}.json").results
         assert text.count("\n") == 1 + len({replace(result.cell, seed=0) for result in looks})
+
+
+# Half an hour
+
+
+def test_half_an_hour_says_how_far_it_is_below_the_best_single_method(tmp_path: Path) -> None:
+    table = HALF_HOUR_TABLES["30min"]
+    svhn, _ = table.columns
+    file = ResultsFile(tmp_path / "30min.json")
+    assert "Below" not in report.half_hour_table(file)
+    for row, errors in zip(table.rows, ([5.0, 7.0, 6.0], [9.0, 7.0], [20.0], [1.0]), strict=True):
+        for seed, error in enumerate(errors):
+            file.add(made_up_result(table.cell(row, svhn, seed), error, cpu_seconds=1800.0 + 60 * seed))
+    lines = report.half_hour_table(file).splitlines()
+    assert lines[2] == f"| {table.rows[0].title} | 6.00 ± 0.82 | 31.0 | – | – |"
+    assert lines[3] == "| FixMatch | 8.00 ± 1.00 (2) | 30.5 | – | – |"
+    assert lines[-1] == "Below the error of the best single method by: 25.0 % (SVHN 250 labels)."
 
 
 # The page
