@@ -56,6 +56,12 @@ def _small_first(
     )
 
 
+def _combined(width: str, steps: str) -> Row:
+    return _small_first(
+        *(width, steps, ", strong views anchored", "--method.anchored_view", "student"), of=_graph
+    )
+
+
 LOOKS = (
     as_first_tried(
         Row("FixMatch, with dropout", "fixmatch", (*_LOOK, "--training.weight_decay", "0.001")),
@@ -85,10 +91,8 @@ LOOKS = (
     ),
     _small_first("1/4", "9000"),
     _small_first("1/2", "4000"),
-    _small_first(
-        *("1/4", "9000", ", strong views anchored", "--method.anchored_view", "student"),
-        of=_graph,
-    ),
+    _combined("1/4", "9000"),
+    _combined("1/2", "15500"),
 )
 
 LOOKS_AT_CIFAR10 = (
@@ -96,6 +100,7 @@ LOOKS_AT_CIFAR10 = (
     _small_first("1/2", "4000"),
     _small_first("1/4", "9000", ", weight decay 0.0005", "--training.weight_decay", "0.0005"),
     _small_first("1/4", "9000", ", threshold 0.95", "--method.threshold", "0.95"),
+    _combined("1/2", "15000"),
 )
 
 _WITHOUT_GRAPH = (
