@@ -318,14 +318,14 @@ def test_half_an_hour_says_how_far_it_is_below_the_best_single_method(tmp_path: 
     table = HALF_HOUR_TABLES["30min"]
     svhn, _ = table.columns
     file = ResultsFile(tmp_path / "30min.json")
-    assert "Below" not in report.half_hour_table(file)
+    assert "by the best" not in report.half_hour_table(file)
     for row, errors in zip(table.rows, ([5.0, 7.0, 6.0], [9.0, 7.0], [20.0], [1.0]), strict=True):
         for seed, error in enumerate(errors):
             file.add(made_up_result(table.cell(row, svhn, seed), error, cpu_seconds=1800.0 + 60 * seed))
     lines = report.half_hour_table(file).splitlines()
     assert lines[2] == f"| {table.rows[0].title} | 6.00 ± 0.82 | 31.0 | – | – |"
     assert lines[3] == "| FixMatch | 8.00 ± 1.00 (2) | 30.5 | – | – |"
-    assert lines[-1] == "Below the error of the best single method by: 25.0 % (SVHN 250 labels)."
+    assert lines[-1] == "All combined by the best single method: −25.00 % (SVHN 250 labels)."
 
 
 # The page

@@ -93,6 +93,10 @@ LOOKS = (
     _small_first("1/2", "4000"),
     _combined("1/4", "9000"),
     _combined("1/2", "15500"),
+    _small_first("1/4", "9000", ", weight decay 0.0005", "--training.weight_decay", "0.0005"),
+    _small_first("1/4", "9000", ", rate 0.05", "--schedule.max_learning_rate", "0.05"),
+    _small_first("1/4", "9000", ", rate 0.2", "--schedule.max_learning_rate", "0.2"),
+    _small_first("1/4", "9000", ", labelled images in strong views", "--batch.labelled_view", "strong"),
 )
 
 LOOKS_AT_CIFAR10 = (

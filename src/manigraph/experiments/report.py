@@ -140,11 +140,9 @@ def half_hour_table(results: ResultsFile) -> str:
         means = [mean_and_spread(_errors(single))[0] for single in singles if single]
         if ours and means:
             lowest, own = min(means), mean_and_spread(_errors(ours))[0]
-            gains.append(f"{100 * (1 - own / lowest):.1f} % ({column.title})")
-    below = (
-        f"Error of all combined below that of the best single method: {'; '.join(gains)}." if gains else ""
-    )
-    return "\n".join(filter(None, [markdown_table(header, cells), "\n" + below if below else ""]))
+            gains.append(f"{_signed(100 * (own / lowest - 1))} % ({column.title})")
+    below = ["", f"All combined by the best single method: {', '.join(gains)}."] if gains else []
+    return "\n".join([markdown_table(header, cells), *below])
 
 
 def _cpu_minutes(results: Sequence[Result]) -> str:
