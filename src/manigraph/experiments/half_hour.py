@@ -109,14 +109,23 @@ LOOKS_AT_CIFAR10 = (
 
 _WITHOUT_GRAPH = (
     *("--training.half_size_fraction", "0.6", *_BY_TEACHER, "0.99"),
-    *("--training.steps", "44000"),  # 1,800 s as well
+    *("--backbone.width", "0.5", "--training.steps", "16000"),  # 1,800 s as well
 )
 
-SINGLE_METHODS = (Row("FixMatch", "fixmatch"), Row("Π-VAT", "pi_vat"))
+SINGLE_METHODS = (
+    Row("FixMatch", "fixmatch"),
+    Row("FixMatch, width 1/2", "fixmatch", ("--backbone.width", "0.5", "--training.steps", "10000")),
+    Row("Π-VAT", "pi_vat"),
+)
 HALF_HOUR = (
     Row("Manifold Graph, all combined", "manifold_graph"),
     *SINGLE_METHODS,
     Row("combined without the graph", "fixmatch", _WITHOUT_GRAPH),
+    Row(
+        "all combined, width 1/4",
+        "manifold_graph",
+        ("--backbone.width", "0.25", "--training.steps", "41000"),
+    ),
 )
 
 HALF_HOUR_TABLES = {
