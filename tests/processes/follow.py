@@ -4,9 +4,11 @@ torchrun --nproc-per-node 2 -m tests.processes.follow FOLDER TEST ...
 """
 
 import argparse
+import atexit
 import dataclasses
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -110,15 +112,15 @@ def traffic_of_the_power_step(processes: Processes, num_power_iterations: int) -
     assert isinstance(processes, FabricProcesses)
     assert processes.parallel is not None
     averaged: list[int] = []
-
     sent: list[int] = []
+    size = processes.shard.size
     real = torch.distributed.all_gather, torch.distributed.all_reduce
 
     def hook(_, bucket):  # type: ignore[no-untyped-def]  # DDP checks annotations against private names
         averaged.append(bucket.buffer().numel())
         real[1](bucket.buffer())
         done: torch.futures.Future[Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer() / processes.shard.size)
+        done.set_result(bucket.buffer() / size)  # what holds the hook must not be held by it, unseen by gc
         return done
 
     processes.parallel.register_comm_hook(None, hook)
@@ -140,16 +142,27 @@ def traffic_of_the_power_step(processes: Processes, num_power_iterations: int) -
     return {"averaged": averaged, "sent": sent, "parameters": parameters}
 
 
+HELD: list[Job] = []
+"""As in a script of its user, whose variables live until the interpreter ends."""
+
+
+def write_threads(path: Path) -> None:
+    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    path.write_text(json.dumps(names), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("tests", nargs="+", help="names, as test_following has them")
     options = parser.parse_args()
+    atexit.register(write_threads, options.folder / f"threads-{os.environ['RANK']}.json")  # the last to run
     processes = start_processes(Execution(threads=1))
     rank = processes.shard.rank
     for double, case in itertools.product((False, True), all_cases()):
         if any(name.endswith(f"[float{64 if double else 32}-{case}]") for name in options.tests):
             job, records = train(case, processes, double=double)
+            HELD.append(job)
             path = options.folder / f"{case}-{double}-{rank}"
             safetensors.torch.save_file({k: v.contiguous() for k, v in state(job).items()}, path)
             losses = [record.terms for record in records]

@@ -57,3 +57,10 @@ def test_the_power_step_of_vat_averages_no_gradients(folder: Path) -> None:
         layers, passes = 4, 2
         assert more == passes * layers * 2, "forward and backward"
         assert max(traffic["3"]["sent"]) <= 2 * 32 * 10, "two numbers for each channel, or logits"
+
+
+def test_no_thread_of_gloo_is_left_when_the_interpreter_ends(folder: Path) -> None:
+    """One that lets go of a tensor then would abort the process."""
+    for rank in range(2):
+        names = json.loads((folder / f"threads-{rank}.json").read_text())
+        assert not [name for name in names if "gloo" in name]

@@ -6,6 +6,7 @@ follow one: see `manigraph.sharding`.
 """
 
 import atexit
+import gc
 import inspect
 import logging
 import os
@@ -131,6 +132,18 @@ class FabricProcesses(Processes):
             torch.distributed.broadcast(buffer, 0, group=self._group)
         return bytes(buffer.tolist()).decode()
 
+    def leave(self) -> None:
+        """End the connections, and gloo's threads with them, while the interpreter still lives.
+
+        A thread that lets go of a tensor after that aborts the process, at random and after all is done
+        (pytorch/pytorch issue 190489). Threads end with the last reference to their group: DDP has one.
+        """
+        self.parallel = None
+        del self._group
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        gc.collect()
+
     @contextmanager
     def one_after_the_other(self) -> Iterator[None]:
         if not self.is_first:
@@ -236,20 +249,11 @@ def _join(execution: Execution, cluster: _Cluster) -> Processes:
         plugins=_environment(cluster),
     )
     fabric.launch()
-    atexit.register(_leave)
     if execution.threads:
         torch.set_num_threads(execution.threads)
-    return FabricProcesses(fabric)
-
-
-def _leave() -> None:
-    """End the connections while the interpreter still lives.
-
-    A thread of gloo that lets go of a tensor after that aborts the process, at random and after all is done
-    (pytorch/pytorch issue 190489); Fabric does this for NCCL only.
-    """
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    processes = FabricProcesses(fabric)
+    atexit.register(processes.leave)
+    return processes
 
 
 def _environment(cluster: _Cluster) -> Any:
