@@ -243,7 +243,7 @@ def test_demo_compares_and_explains(tmp_path: Path) -> None:
 def test_reproduce_measures_once_and_continues(tmp_path: Path) -> None:
     arguments = ["reproduce", "digits", "--rows", "label_spreading", "--labels", "20", "--jobs", "1"]
     first = manigraph(*arguments, "--seeds", "1", cwd=tmp_path).stdout
-    assert "1 cells, 0 done before, 1 to measure" in first
+    assert "1 cell, 0 done before, 1 to measure" in first
     second = manigraph(*arguments, "--seeds", "2", cwd=tmp_path).stdout
     assert "2 cells, 1 done before, 1 to measure" in second
     record = json.loads((tmp_path / "results" / "digits.json").read_text())

@@ -117,7 +117,7 @@ def run(arguments: list[str]) -> int:
     console = Console(soft_wrap=True, highlight=False)
     missing, failures = left_to_measure(cells, results)
     console.print(
-        f"{len(cells)} cells, {len(cells) - len(missing) - len(failures)} done before, "
+        f"{_number(len(cells), 'cell')}, {len(cells) - len(missing) - len(failures)} done before, "
         f"{len(missing)} to measure; results in {results.path}"
     )
     for failure in failures:
