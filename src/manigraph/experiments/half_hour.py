@@ -46,7 +46,7 @@ def _resnet9(title: str, *options: str) -> Row:
 def _small_first(
     width: str, steps: str, title: str = "", *options: str, of: Callable[..., Row] = _look
 ) -> Row:
-    """32×32 pixels after six tenths of the steps."""
+    """32×32 pixels after six tenths of the steps, if the options do not say otherwise."""
     return of(
         f", ResNet-9 at width {width}, teacher's targets (0.99), 32×32 pixels after six tenths of "
         f"{int(steps):,} steps{title}",
@@ -62,6 +62,10 @@ def _combined(width: str, steps: str) -> Row:
     )
 
 
+_FEW_LABELLED = ("--batch.labelled", "16", "--batch.unlabelled", "80")
+_STRONG_LABELLED = ("--batch.labelled_view", "strong")
+_SMALL_FOR_LONG = ("--training.half_size_fraction", "0.8")
+
 LOOKS = (
     as_first_tried(
         Row("FixMatch, with dropout", "fixmatch", (*_LOOK, "--training.weight_decay", "0.001")),
@@ -69,7 +73,7 @@ LOOKS = (
     _look(""),
     Row("FixMatch, weight decay 0.002", "fixmatch", _freely("0.002")),
     _look(", threshold 0.95", "--method.threshold", "0.95"),
-    _look(", 16 + 80 images", "--batch.labelled", "16", "--batch.unlabelled", "80"),
+    _look(", 16 + 80 images", *_FEW_LABELLED),
     _graph(""),
     _graph(", strong views anchored", "--method.anchored_view", "student"),
     _look(", 32×32 pixels", "--data.image_size", "None", "--augmentation.translation", "2"),
@@ -96,7 +100,9 @@ LOOKS = (
     _small_first("1/4", "9000", ", weight decay 0.0005", "--training.weight_decay", "0.0005"),
     _small_first("1/4", "9000", ", rate 0.05", "--schedule.max_learning_rate", "0.05"),
     _small_first("1/4", "9000", ", rate 0.2", "--schedule.max_learning_rate", "0.2"),
-    _small_first("1/4", "9000", ", labelled images in strong views", "--batch.labelled_view", "strong"),
+    _small_first("1/4", "9000", ", labelled images in strong views", *_STRONG_LABELLED),
+    _small_first("1/4", "9000", ", 16 + 80 images", *_FEW_LABELLED),
+    _small_first("1/4", "10500", ", 32×32 after eight tenths", *_SMALL_FOR_LONG),
 )
 
 LOOKS_AT_CIFAR10 = (
@@ -105,6 +111,9 @@ LOOKS_AT_CIFAR10 = (
     _small_first("1/4", "9000", ", weight decay 0.0005", "--training.weight_decay", "0.0005"),
     _small_first("1/4", "9000", ", threshold 0.95", "--method.threshold", "0.95"),
     _combined("1/2", "15000"),
+    _small_first("1/4", "9000", ", labelled images in strong views", *_STRONG_LABELLED),
+    _small_first("1/4", "9000", ", 16 + 80 images", *_FEW_LABELLED),
+    _small_first("1/4", "10500", ", 32×32 after eight tenths", *_SMALL_FOR_LONG),
 )
 
 _WITHOUT_GRAPH = (
