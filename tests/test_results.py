@@ -12,6 +12,7 @@ from manigraph.experiments import graph_use, own_images, report
 from manigraph.experiments.features import FEATURE_TABLES
 from manigraph.experiments.grid import mean_and_spread
 from manigraph.experiments.half_hour import HALF_HOUR_TABLES
+from manigraph.experiments.paper import PAPER_TABLES, paper_table
 from manigraph.experiments.small import SMALL_TABLES
 from manigraph.experiments.tables import DIGITS_TABLES, Row, Table
 
@@ -109,6 +110,19 @@ def test_what_the_graph_does() -> None:
 def test_what_the_command_says_on_folders() -> None:
     measured = own_images.read_results(ROOT / "results/own-images.json")
     assert own_images.table(measured) in (ROOT / "docs/own-images.md").read_text(encoding="utf-8")
+
+
+def test_the_first_steps_of_every_cell_of_the_papers_scale_were_taken() -> None:
+    def facts(cell: dict[str, Any]) -> tuple[Any, ...]:
+        few = ["--data.test", "100", "--training.steps", "2"]
+        assert cell["options"][-4:] == few
+        return cell["recipe"], cell["algorithm"], cell["labels"], (*cell["options"][:-4],)
+
+    measured = {facts(result["cell"]) for result in results("paper-first-steps").values()}
+    tables = [paper_table(name, "paper") for name in PAPER_TABLES]
+    cells = {cell for table in tables for cell in table.cells() if cell.seed == 0}
+    assert measured == {(cell.recipe, cell.algorithm, cell.labels, cell.options) for cell in cells}
+    assert f"all its {len(cells)} cells" in plain("docs/results.md")
 
 
 def test_labelled_images_with_the_views_of_the_student() -> None:

@@ -255,13 +255,24 @@ def evaluate_run(
     run: RunDirectory,
     part: Part,
     *,
+    views: bool = False,
     dataset: Dataset | None = None,
     locations: Locations | None = None,
     progress: Progress = silent,
 ) -> tuple[TrainedRun, Evaluation]:
-    """Evaluate a run's saved weights on the validation or test images of its own split."""
+    """Evaluate a run's saved weights on the validation or test images of its own split.
+
+    Args:
+        run: A run with trained weights.
+        part: Which images of its split.
+        views: Whether answers are averaged over shifted and mirrored views.
+        dataset: The images in memory, if the run was trained on such.
+        locations: Where data sets and decoded pixels are; by default from the environment.
+        progress: Called while data is read.
+    """
     trained, indices = load(run), indices_of(run, part)
+    model = trained.over_views() if views else trained.model
     dataset = dataset_of(run, trained, dataset=dataset, locations=locations, progress=progress)
     images = PreparedImages(dataset.images.index_select(0, indices), trained.preprocessing)
-    logits = predict_logits(trained.model, images, torch.arange(len(indices)))
+    logits = predict_logits(model, images, torch.arange(len(indices)))
     return trained, evaluate(logits, dataset.classes[indices])

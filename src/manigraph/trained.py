@@ -26,6 +26,7 @@ from manigraph.errors import UserError
 from manigraph.nn import load_trained_state
 from manigraph.nn.memory import Memory, trained_state
 from manigraph.nn.prototypes import PrototypeGenerator
+from manigraph.nn.views import AveragedViews
 from manigraph.runs import RunDirectory, check_file
 
 LARGEST_IMAGE = 1 << 24
@@ -64,6 +65,17 @@ class TrainedRun:
     """If it learned from features: the shape of the images they were computed from."""
     encoder: tuple[str, str] | None = None
     """If it learned from features: the name and the digest of the network; None before format 2.2."""
+
+    def over_views(self) -> AveragedViews:
+        """The model's mean answer over shifted and mirrored views, of the kinds that it was trained on."""
+        views = self.config.augmentation
+        if len(self.input_shape) != 3 or not (views.translation or views.flip):
+            raise UserError(
+                "the run learned from images that were neither shifted nor mirrored, so there are no views "
+                "to average: leave --views out"
+            )
+        shift = views.translation > 0
+        return AveragedViews(self.model, shift=shift, mirror=views.flip, padding=views.padding)
 
 
 def load(run: RunDirectory) -> TrainedRun:

@@ -319,7 +319,7 @@ def test_half_an_hour_says_how_far_it_is_below_the_best_single_method(tmp_path: 
     svhn, _ = table.columns
     file = ResultsFile(tmp_path / "30min.json")
     assert "by the best" not in report.half_hour_table(file)
-    measured = ([5.0, 7.0, 6.0], [9.0, 7.0], [8.5], [20.0], [1.0], [2.0])
+    measured = ([5.0, 7.0, 6.0], [9.0, 7.0], [8.5], [20.0], [1.0], [2.0], [3.0], [4.0])
     for row, errors in zip(table.rows, measured, strict=True):
         for seed, error in enumerate(errors):
             file.add(made_up_result(table.cell(row, svhn, seed), error, cpu_seconds=1800.0 + 60 * seed))

@@ -24,6 +24,9 @@ class ExportOptions:
     directory."""
     images: tuple[str, ...] = ()
     """Image files or folders to compare on; by default the images that the run was tested on."""
+    views: bool = False
+    """Average the answers over the image, the image shifted by a pixel to each side, and all these mirrored,
+    as far as the run was trained on such views: five or ten times the time, mostly a little better."""
     tolerance: float = 1e-5
     """How far a probability may be from the run's own; if one is farther, nothing is written."""
     data_dir: Path | None = None
@@ -39,7 +42,7 @@ def run(arguments: list[str]) -> int:
     from manigraph.inference.export import check_new_folder, export_run, images_of_files, images_of_run
     from manigraph.inference.predictor import Predictor
 
-    predictor = Predictor.load(options.run)
+    predictor = Predictor.load(options.run, views=options.views)
     output = options.run / "export" if options.output is None else options.output
     check_new_folder(output)
     with data_progress() as progress:

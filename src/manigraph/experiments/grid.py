@@ -7,6 +7,7 @@ again.
 import fcntl
 import hashlib
 import json
+import math
 import os
 import statistics
 import time
@@ -26,8 +27,11 @@ from manigraph.experiments.engines import Engine, Lost
 from manigraph.experiments.outsiders import OUTSIDERS
 from manigraph.readout import ReadOutMethod, read_out
 from manigraph.runs import RunDirectory, machine, provenance, write_bytes
+from manigraph.training.evaluation import Evaluation
 from manigraph.training.execution import Execution
-from manigraph.training.selection import SelectionRule
+from manigraph.training.selection import Part, SelectionRule
+
+WayToAsk = ReadOutMethod | Literal["", "views"]
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,9 @@ class Cell:
     seed: int
     options: tuple[str, ...] = ()
     """Changes to the recipe, as on the command line of `manigraph train`."""
-    read_out: ReadOutMethod | Literal[""] = ""
-    """A graph over the features of the trained run that answers in the place of its linear layer."""
+    read_out: WayToAsk = ""
+    """How the trained run is asked, if not as usual. `views`: the mean over shifted and mirrored ones; others
+    are graphs over its features that answer in the place of its linear layer."""
 
     def config(self) -> Config[Any]:
         """The run's configuration; an outsider takes data and split from the supervised one."""
@@ -180,7 +185,7 @@ def measure(
         error, calibration = final["test"]["error"], final["test"]["calibration_error"]
         validation_error = final["validation"]["error"] if "validation" in final else None
         if cell.read_out:
-            answers = {part: read_out(run, cell.read_out, part).evaluation for part in final}
+            answers = {part: _asked(run, cell.read_out, part) for part in final}
             error, calibration = answers["test"].error, answers["test"].calibration_error
             validation_error = answers["validation"].error if "validation" in answers else None
         digest = run.read_json("split.json")["digest"]
@@ -202,6 +207,14 @@ def measure(
     )
 
 
+def _asked(run: RunDirectory, how: ReadOutMethod | Literal["views"], part: Part) -> Evaluation:
+    from manigraph.engine import evaluate_run
+
+    if how == "views":
+        return evaluate_run(run, part, views=True)[1]
+    return read_out(run, how, part).evaluation
+
+
 def _trained(cell: Cell, runs: Path, execution: Execution) -> tuple[RunDirectory, bool]:
     """The finished run of a cell, and whether all of it was trained just now."""
     from manigraph.engine import resume, train
@@ -211,7 +224,7 @@ def _trained(cell: Cell, runs: Path, execution: Execution) -> tuple[RunDirectory
         run, _ = train(cell.config(), runs, name=_name(cell), execution=execution)
         return run, True
     run = next((run for run in begun if run.status().state == "finished"), begun[-1])
-    _wait_for_others(run)
+    _wait_for_others(run, math.inf if cell.read_out else PATIENCE)
     if run.status().state != "finished":
         resume(run.path, execution=execution)
     return run, False
@@ -226,7 +239,8 @@ def run_of(cell: Cell, runs: Path) -> RunDirectory | None:
 
 
 def _name(cell: Cell) -> str:
-    return f"{cell.config().run_name}-{cell.digest()[:8]}"
+    """The same for all ways to ask one run."""
+    return f"{cell.config().run_name}-{replace(cell, read_out='').digest()[:8]}"
 
 
 def _begun(runs: Path, name: str) -> list[RunDirectory]:
@@ -238,9 +252,12 @@ def _begun(runs: Path, name: str) -> list[RunDirectory]:
     return [RunDirectory.open(path) for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
 
 
-def _wait_for_others(run: RunDirectory) -> None:
-    """A process whose grid was killed ends after its step; whoever takes longer is another grid."""
-    end = time.monotonic() + PATIENCE
+def _wait_for_others(run: RunDirectory, patience: float) -> None:
+    """A process whose grid was killed ends after its step; whoever takes longer is another grid.
+
+    Or another cell, which asks the same run in another way.
+    """
+    end = time.monotonic() + patience
     while run.status().state == "running" and time.monotonic() < end:
         time.sleep(0.2)
 

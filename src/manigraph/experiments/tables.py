@@ -8,9 +8,8 @@ from typing import Literal
 from manigraph.catalogue import RECIPES
 from manigraph.config import with_options
 from manigraph.experiments.budget import passes_of_a_step, steps_for
-from manigraph.experiments.grid import Cell
+from manigraph.experiments.grid import Cell, WayToAsk
 from manigraph.experiments.outsiders import OUTSIDERS
-from manigraph.readout import ReadOutMethod
 
 
 @dataclass(frozen=True)
@@ -23,8 +22,8 @@ class Row:
     """Changes to the recipe, as on the command line of `manigraph train`."""
     labels: int | None = None
     """Number of labels of this row, whatever the column; None means the column's."""
-    read_out: ReadOutMethod | Literal[""] = ""
-    """A graph over the features of the trained run that answers in the place of its linear layer."""
+    read_out: WayToAsk = ""
+    """As in `Cell`."""
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Deployed(nn.Module):
         self.encoding_network = None if self.encoder is None else self.encoder.network
         self.preprocessing = trained.preprocessing
         # Of its own, in torch's usual order: parts of one tensor would be stored twice.
-        self.model = _contiguous(copy.deepcopy(predictor.model))
+        self.model = _contiguous(copy.deepcopy(predictor.over_views or predictor.model))
         self.eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,19 +49,22 @@ class Predictor:
     Args:
         run: Its directory.
         trained: What `engine.load` made of it.
+        views: Whether logits are averaged over shifted and mirrored views of each image; all else it says is
+            of the image itself.
     """
 
-    def __init__(self, run: RunDirectory, trained: TrainedRun) -> None:
+    def __init__(self, run: RunDirectory, trained: TrainedRun, *, views: bool = False) -> None:
         self.run = run
         self.trained = trained
         self.model: Any = trained.model.eval()
+        self.over_views = trained.over_views().eval() if views else None
         self.class_names = trained.class_names
 
     @classmethod
-    def load(cls, path: Path | str) -> "Predictor":
+    def load(cls, path: Path | str, *, views: bool = False) -> "Predictor":
         """Read a run directory; nothing is unpickled."""
         run = RunDirectory.open(Path(path))
-        return cls(run, load(run))
+        return cls(run, load(run), views=views)
 
     @property
     def nodes(self) -> Nodes | None:
@@ -83,14 +86,16 @@ class Predictor:
             images: As the run's data set stores them: (B, channels, height, width) or (B, size).
         """
         inputs, model, nodes = self.trained.preprocessing(images), self.model, self.nodes
+        averaged = None if self.over_views is None else self.over_views(inputs)
         if nodes is None:
             final = model.final_features(inputs)
-            return Answers(model(inputs), final, final, None, None)
+            return Answers(model(inputs) if averaged is None else averaged, final, final, None, None)
         features = model.backbone(inputs)
         g = model.graph.embedding(features)
         refined = model.graph.refine_images(features, nodes.embeddings, nodes.messages, g)
         attention = model.graph.image_attention(g, nodes.embeddings).mean(dim=1)
-        return Answers(model.linear(refined), features, refined, model.linear(features), attention)
+        logits = model.linear(refined) if averaged is None else averaged
+        return Answers(logits, features, refined, model.linear(features), attention)
 
     def predict_files(self, places: Iterable[Path | str], **how: Any) -> "Iterator[FilePrediction]":
         """What the run says about image files and folders of them; see `predictions.predict_files`.
