@@ -291,8 +291,7 @@ HALF_HOUR = {"svhn_30min": 250, "cifar10_30min": 4000}
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_methods_of_half_an_hour_have_one_network_and_one_size_of_image(name: str, algorithm: str) -> None:
     config = RECIPES.get(name)(algorithm)
-    width = 0.5 if algorithm == "manifold_graph" else 0.25
-    assert (config.backbone.name, config.backbone.width) == ("resnet9", width)
+    assert (config.backbone.name, config.backbone.width) == ("resnet9", 0.25)
     assert (config.data.labels, config.data.image_size) == (HALF_HOUR[name], None)
     assert config.augmentation.translation == 2
     assert (config.training.half_size_fraction > 0) == (algorithm == "manifold_graph")

@@ -118,23 +118,28 @@ LOOKS_AT_CIFAR10 = (
 
 _WITHOUT_GRAPH = (
     *("--training.half_size_fraction", "0.6", *_BY_TEACHER, "0.99"),
-    *("--backbone.width", "0.5", "--training.steps", "16000"),  # 1,800 s as well
+    *("--training.steps", "12000"),  # as much time
 )
 
-_NARROW = ("--backbone.width", "0.25", "--training.steps", "41000")
 
-SINGLE_METHODS = (
-    Row("FixMatch", "fixmatch"),
-    Row("FixMatch, width 1/2", "fixmatch", ("--backbone.width", "0.5", "--training.steps", "10000")),
-    Row("Π-VAT", "pi_vat"),
-)
+def _longer(title: str, algorithm: str, *options: str) -> Row:
+    """Half an hour of a core that is three times as fast."""
+    return Row(f"three times the work: {title}", algorithm, options)
+
+
+SINGLE_METHODS = (Row("FixMatch", "fixmatch"), Row("Π-VAT", "pi_vat"))
 HALF_HOUR = (
     Row("Manifold Graph, all combined", "manifold_graph", read_out="views"),
     *SINGLE_METHODS,
     Row("combined, one view", "manifold_graph"),
     Row("combined, one view, without the graph", "fixmatch", _WITHOUT_GRAPH),
-    Row("combined, one view, width 1/4", "manifold_graph", _NARROW),
     Row("FixMatch, averaged over views", "fixmatch", read_out="views"),
+    _longer(
+        "combined, one view, width 1/2",
+        *("manifold_graph", "--backbone.width", "0.5", "--training.steps", "14500"),
+    ),
+    _longer("combined, one view", "manifold_graph", "--training.steps", "41000"),
+    _longer("FixMatch", "fixmatch", "--training.steps", "27500"),
 )
 
 HALF_HOUR_TABLES = {
