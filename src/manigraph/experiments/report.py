@@ -137,12 +137,26 @@ def half_hour_table(results: ResultsFile) -> str:
         found = [measured.of(table, row, column) for row in table.rows]
         _extend(cells, [_cpu_minutes(of_row) for of_row in found])
         ours, *singles = found[: 1 + len(SINGLE_METHODS)]
-        means = [mean_and_spread(_errors(single))[0] for single in singles if single]
-        if ours and means:
-            lowest, own = min(means), mean_and_spread(_errors(ours))[0]
-            gains.append(f"{_signed(100 * (own / lowest - 1))} % ({column.title})")
+        if gain := _gain(ours, singles):
+            gains.append(f"{gain} ({column.title})")
     below = ["", f"All combined by the best single method: {', '.join(gains)}."] if gains else []
     return "\n".join([markdown_table(header, cells), *below])
+
+
+def _gain(ours: Sequence[Result], singles: Iterable[Sequence[Result]]) -> str:
+    """Of our mean error by that of the best single method, over the seeds that both have."""
+    best_single = min(
+        (single for single in singles if pairs(ours, single)),
+        key=lambda single: mean_and_spread(_errors(single))[0],
+        default=None,
+    )
+    if best_single is None:
+        return ""
+    shared = pairs(ours, best_single)
+    own, other = (mean_and_spread([pair[side].test_error for pair in shared])[0] for side in (0, 1))
+    test, number = difference_test(shared), "1 seed" if len(shared) == 1 else f"{len(shared)} seeds"
+    chance = "" if test.p is None else f", p = {test.p:.3f}"
+    return f"{_signed(100 * (own / other - 1))} %, {number}{chance}"
 
 
 def _cpu_minutes(results: Sequence[Result]) -> str:

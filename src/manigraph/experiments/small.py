@@ -189,6 +189,8 @@ _NO_DROPOUT = ("--backbone.dropout", "0")
 _OWN_VIEW = ("--method.adversarial_reference", "own_view")
 _LATE = ("--method.warmup_fraction", "0.4")
 _WIDER = ("--backbone.width", "0.25")
+# As many features as the paper's network has, 128, in a network that is small all the same.
+_RESNET9 = (*_NO_DROPOUT, "--backbone.name", "resnet9", "--backbone.width", "0.25")
 
 
 def _graph(title: str, *options: str) -> Row:
@@ -242,6 +244,25 @@ GRAPH_TUNING = (
     Row("FixMatch", "fixmatch", _MANY),
     _graph("Manifold Graph on FixMatch", *ON_FIXMATCH),
     _graph("Manifold Graph on FixMatch, anchor weight 10", *ON_FIXMATCH, *_HEAVY_ANCHOR),
+    *(
+        row
+        for value in ("3.5", "1.75")
+        for row in (
+            Row(f"Π-VAT, 128 features, ε = {value}", "pi_vat", (*_RESNET9, *_epsilon(value), *_MANY)),
+            _graph(
+                f"Manifold Graph, 128 features, ε = {value}",
+                *(*_RESNET9, *_epsilon(value), "--method.scale", "1"),
+            ),
+        )
+    ),
+    *(
+        Row(
+            f"MixMatch, no dropout, weight {weight}",
+            "mixmatch",
+            (*_NO_DROPOUT, "--method.mixed_consistency_weight", weight, *_MANY),
+        )
+        for weight in ("75", "20", "5")
+    ),
 )
 
 
