@@ -72,7 +72,7 @@ class TrainedRun:
         if len(self.input_shape) != 3 or not (views.translation or views.flip):
             raise UserError(
                 "the run learned from images that were neither shifted nor mirrored, so there are no views "
-                "to average: leave --views out"
+                "to average: leave views out"
             )
         shift = views.translation > 0
         return AveragedViews(self.model, shift=shift, mirror=views.flip, padding=views.padding)

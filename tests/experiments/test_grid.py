@@ -147,7 +147,7 @@ def test_a_process_that_is_about_to_end_is_waited_for(
     shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
     run = RunDirectory(tmp_path / RUN)
     found: list[Result | Failure] = []
-    measuring = threading.Thread(target=lambda: found.append(CellTask(tmp_path, 1)(CELL)))
+    measuring = threading.Thread(target=lambda: found.extend(CellTask(tmp_path, 1)([CELL])))
     with run.held():
         run.set_status("running")
         measuring.start()
@@ -164,7 +164,7 @@ def test_whoever_takes_longer_is_named(tmp_path: Path, killed: Path, monkeypatch
     run = RunDirectory(tmp_path / RUN)
     with run.held():
         run.set_status("running")
-        outcome = CellTask(tmp_path, 1)(CELL)
+        (outcome,) = CellTask(tmp_path, 1)([CELL])
     assert isinstance(outcome, Failure)
     assert "is being trained by another process: wait for it, or stop it" in outcome.reason
 
@@ -206,6 +206,74 @@ def test_processes_measure_what_this_one_does(tmp_path: Path, uninterrupted: tup
     assert run_grid([CELL], results, tmp_path / "runs", LocalEngine(1)) == []
     (result,) = results.results
     assert same(result) == same(uninterrupted[1])
+
+
+SHARED = replace(CELL, seed=1)
+
+
+def test_cells_of_one_run_are_measured_side_by_side(tmp_path: Path) -> None:
+    """However many could be at the same time, and whichever comes first in the table."""
+    cells = [replace(SHARED, read_out="views"), CELL, SHARED]
+    results = ResultsFile(tmp_path / "results.json")
+    assert run_grid(cells, results, tmp_path / "runs", LocalEngine(3)) == []
+    names = {f"{cell.config().run_name}-{cell.digest()[:8]}" for cell in (SHARED, CELL)}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == names
+    plain, averaged = results.find(SHARED), results.find(cells[0])
+    assert plain is not None
+    assert averaged is not None
+    assert plain.cpu_seconds is not None, "it is the one that is trained"
+    assert averaged.cpu_seconds is averaged.seconds is None
+    assert averaged.calibration_error != plain.calibration_error
+
+
+def test_the_time_of_a_cell_is_that_of_its_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of asking the run several times, which other cells have for nothing."""
+    asked, pause = grid._asked, 3.0
+
+    def slowly(*arguments: Any) -> Any:
+        end = time.process_time() + pause
+        while time.process_time() < end:
+            pass
+        return asked(*arguments)
+
+    began = time.process_time()
+    monkeypatch.setattr(grid, "_asked", slowly)
+    result = measure(replace(SHARED, read_out="views"), tmp_path, threads=1)
+    assert result.cpu_seconds is not None
+    assert result.cpu_seconds < time.process_time() - began - pause + 0.1
+
+
+def test_a_run_that_fails_is_not_tried_again_by_cells_that_share_it(tmp_path: Path) -> None:
+    wrong = replace(SHARED, labels=5000)
+    cells = [wrong, replace(wrong, read_out="views"), Cell("digits", "label_spreading", 20, 0)]
+    results = ResultsFile(tmp_path / "results.json")
+    tried: list[Cell] = []
+
+    class Counting(CellTask):
+        def _outcome(self, cell: Cell) -> Result | Failure:
+            tried.append(cell)
+            return super()._outcome(cell)
+
+    first, second = Counting(tmp_path, 1)(cells[:2])
+    assert tried == cells[:1]
+    assert isinstance(first, Failure)
+    assert second == replace(first, cell=cells[1])
+    failures = run_grid(cells, results, tmp_path, InThisProcess())
+    assert [failure.cell for failure in failures] == cells[:2]
+    assert [result.cell for result in results.results] == cells[2:]
+
+
+def test_all_cells_of_a_lost_run_are_lost(tmp_path: Path) -> None:
+    class Dying(InThisProcess):
+        def outcomes(
+            self, function: Callable[[Thing], Answer], things: Sequence[Thing]
+        ) -> Generator[Answer | Lost[Thing], None, None]:
+            for thing in things:
+                yield Lost(thing, "gone")
+
+    cells = [SHARED, replace(SHARED, read_out="views")]
+    failures = run_grid(cells, ResultsFile(tmp_path / "results.json"), tmp_path, Dying())
+    assert failures == [Failure(cell, "gone") for cell in cells]
 
 
 # The results file

@@ -319,16 +319,30 @@ def test_half_an_hour_says_how_far_it_is_below_the_best_single_method(tmp_path: 
     svhn, _ = table.columns
     file = ResultsFile(tmp_path / "30min.json")
     assert "by the best" not in report.half_hour_table(file)
-    measured = ([5.0, 7.0, 3.0], [9.0, 7.0], [8.5], [1.0], [2.0])
+    measured = ([5.0, 7.0, 3.0], [9.0, 7.0], [7.5], [4.0, 8.0, 9.0], [1.0])
     for row, errors in zip(table.rows, measured, strict=False):
         for seed, error in enumerate(errors):
             file.add(made_up_result(table.cell(row, svhn, seed), error, cpu_seconds=1800.0 + 60 * seed))
     lines = report.half_hour_table(file).splitlines()
     assert lines[2] == f"| {table.rows[0].title} | 5.00 ± 1.63 | 31.0 | – | – |"
     assert lines[3] == "| FixMatch | 8.00 ± 1.00 (2) | 30.5 | – | – |"
-    # (5 + 7) / 2 by (9 + 7) / 2: the third seed has no pair. Differences −4 and 0: t = −1.
+    # (5 + 7) / 2 by (9 + 7) / 2: the third seed has no pair, nor have two the Π-VAT with the lower error.
+    # Differences −4 and 0: t = −1.
     gain = "−25.00 %, 2 seeds, p = 0.500 (SVHN 250 labels)"
-    assert lines[-1] == f"All combined by the best single method: {gain}."
+    assert lines[-3] == f"All combined by the best single method: {gain}."
+    # 5 by 7; differences 1, −1 and −6: t = −2 / √(13 / 3).
+    gain = "−28.57 %, 3 seeds, p = 0.438 (SVHN 250 labels)"
+    assert lines[-1] == f"All combined by the best one, averaged over views too: {gain}."
+
+
+def test_the_best_single_method_is_the_best_of_the_seeds_that_are_compared(tmp_path: Path) -> None:
+    table = HALF_HOUR_TABLES["30min"]
+    svhn, _ = table.columns
+    file = ResultsFile(tmp_path / "30min.json")
+    for row, errors in zip(table.rows, ([5.0], [5.0, 9.0, 9.0], [7.0, 7.0, 7.0]), strict=False):
+        for seed, error in enumerate(errors):
+            file.add(made_up_result(table.cell(row, svhn, seed), error))
+    assert "by the best single method: 0.00 %, 1 seed (SVHN" in report.half_hour_table(file)
 
 
 # The page

@@ -7,19 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
 
 from manigraph.build import load_dataset
 from manigraph.cli.main import main
 from manigraph.data.augmentation import AugmentationConfig
+from manigraph.data.features import as_bytes
 from manigraph.engine import evaluate_run, indices_of, train
 from manigraph.experiments.grid import Cell, measure
-from manigraph.inference.export import export_run
+from manigraph.inference.export import export_run, facts_of
 from manigraph.inference.predictor import Predictor
+from manigraph.nn.views import AveragedViews
 from manigraph.runs import RunDirectory
 from tests.inference.conftest import quick
-from tests.inference.pictures import save_digits
+from tests.inference.pictures import digits, save_digits
 
 
 def without_views(folder: Path) -> RunDirectory:
@@ -81,20 +84,29 @@ def test_the_views_are_exported(run: RunDirectory, tmp_path: Path) -> None:
     images = (torch.rand(30, 1, 8, 8) * 255).byte()
     found = export_run(predictor, tmp_path / "export", images)
     assert max(found.differences.values()) <= 1e-5
+    assert facts_of(predictor, (8, 8, 1))["views"] is True
+    assert facts_of(Predictor.load(run.path), (8, 8, 1))["views"] is False
 
 
 def test_commands_have_the_option(
     run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(run.path), "--views", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["error"] == evaluate_run(run, "test", views=True)[1].error
+    said = json.loads(capsys.readouterr().out)
+    assert (said["error"], said["views"]) == (evaluate_run(run, "test", views=True)[1].error, True)
     (image,) = save_digits(tmp_path / "images", range(1))
     assert main(["predict", str(run.path), str(image), "--views"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     (expected,) = Predictor.load(run.path, views=True).predict_files([image])
     assert float(row["probability"]) == pytest.approx(expected.probability, abs=1e-3)
     assert main(["export", str(run.path), "--views", "--output", str(tmp_path / "export")]) == 0
-    assert (tmp_path / "export" / "model.onnx").is_file()
+    session = onnxruntime.InferenceSession(tmp_path / "export" / "model.onnx")
+    pixels = digits().images[:20]
+    asked = as_bytes(pixels, digits().white).permute(0, 2, 3, 1).contiguous().numpy()
+    (probabilities,) = session.run(["probabilities"], {session.get_inputs()[0].name: asked})
+    averaged = Predictor.load(run.path, views=True)(pixels).probabilities
+    assert probabilities == pytest.approx(averaged.numpy(), abs=2e-3)
+    assert probabilities != pytest.approx(Predictor.load(run.path)(pixels).probabilities.numpy(), abs=2e-3)
 
 
 def test_the_option_is_refused_where_it_means_nothing(
@@ -104,6 +116,11 @@ def test_the_option_is_refused_where_it_means_nothing(
     assert "two ways to answer: leave one of them out" in capsys.readouterr().err
     assert main(["evaluate", str(without_views(tmp_path).path), "--views"]) == 2
     assert "neither shifted nor mirrored" in capsys.readouterr().err
+
+
+def test_an_image_of_one_pixel_can_be_mirrored() -> None:
+    views = AveragedViews(torch.nn.Flatten(), shift=False, mirror=True, padding="reflect")
+    assert views(torch.randn(2, 3, 1, 1)).shape == (2, 3)
 
 
 def test_a_cell_can_ask_the_run_of_another_cell(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -79,10 +79,14 @@ def run(arguments: list[str]) -> int:
     if state != "finished":
         print(f"manigraph: this run is not finished but {state}", file=sys.stderr)
     if options.json:
-        facts = {} if answer is None else {"read_out": answer.facts()}
+        facts: dict[str, Any] = {"views": True} if options.views else {}
+        if answer is not None:
+            facts["read_out"] = answer.facts()
         print(json.dumps({**asdict(evaluation), "selected_on": trained.config.training.select, **facts}))
     else:
         print_evaluation(options.part, evaluation, trained.class_names)
+        if options.views:
+            print("answers are means over shifted or mirrored views of each image")
         if answer is not None:
             print("\n".join(_remarks(answer)))
         if chosen_on_test:

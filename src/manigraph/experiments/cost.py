@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from manigraph.experiments.grid import Cell, Result, ResultsFile
+from manigraph.experiments.grid import Cell, Result, ResultsFile, of_one_run
 from manigraph.experiments.outsiders import OUTSIDERS
 from manigraph.recipes.measured import Measurements
 from manigraph.runs import machine
@@ -69,14 +69,14 @@ def expected_cost(
         calibration: How fast this machine is (`calibration_seconds`).
         room: What they are computed with.
     """
-    cells = list(cells)
-    if not cells:
+    trained = [cells[0] for cells in of_one_run(cells)]  # asking them takes no time
+    if not trained:
         return Cost(0.0)
-    room = replace(room, jobs=min(room.jobs, len(cells)))
+    room = replace(room, jobs=min(room.jobs, len(trained)))
     guessed, unknown = 0, 0
     free = [0.0] * room.jobs
     """When each job has time for another cell."""
-    for cell in cells:
+    for cell in trained:
         seconds = _seconds(cell, results, measurements, calibration, room)
         if seconds is None:
             seconds = _longest_of_recipe(cell, measurements, calibration, room)

@@ -7,7 +7,6 @@ again.
 import fcntl
 import hashlib
 import json
-import math
 import os
 import statistics
 import time
@@ -123,8 +122,15 @@ class CellTask:
     checkpoint_minutes: float = 5.0
     """Time between two checkpoints."""
 
-    def __call__(self, cell: Cell) -> Result | Failure:
-        """Measure a cell; whatever goes wrong, the other cells are still worth having."""
+    def __call__(self, cells: Sequence[Cell]) -> list[Result | Failure]:
+        """Measure cells of one run; whatever goes wrong, those of other runs are still worth having."""
+        outcomes: list[Result | Failure] = []
+        for cell in cells:
+            failed = next((one for one in outcomes if isinstance(one, Failure)), None)
+            outcomes.append(self._outcome(cell) if failed is None else replace(failed, cell=cell))
+        return outcomes
+
+    def _outcome(self, cell: Cell) -> Result | Failure:
         try:
             return measure(
                 cell,
@@ -170,16 +176,19 @@ def measure(
     config = cell.config()
     origin: dict[str, Any] = {"commit": commit, "machine": machine()}
     began, cpu_began = time.monotonic(), time.process_time()
+    spent: tuple[float, float] | None = None
     if cell.algorithm in OUTSIDERS:
         dataset = load_dataset(config.data)
         split = split_dataset(config.data, dataset, cell.seed)
         error, calibration, digest = OUTSIDERS[cell.algorithm](dataset, split), None, split.digest
         validation_error = None
-        in_one_go = True
+        spent = _since(began, cpu_began)
     else:
         execution = Execution(threads=threads, checkpoint_minutes=checkpoint_minutes)
         run, in_one_go = _trained(cell, runs, execution)
-        if not in_one_go:
+        if in_one_go:
+            spent = _since(began, cpu_began)  # asking a run in another way is no part of it
+        else:
             origin = run.read_json("provenance.json")
         final = {line["part"]: line for line in run.read_lines("evaluations.jsonl") if line["final"]}
         error, calibration = final["test"]["error"], final["test"]["calibration_error"]
@@ -195,16 +204,20 @@ def measure(
         test_error=error,
         calibration_error=calibration,
         split=digest,
-        seconds=round(time.monotonic() - began, 1) if in_one_go else None,
+        seconds=None if spent is None else spent[0],
         commit=origin["commit"],
         validation_error=validation_error,
-        cpu_seconds=round(time.process_time() - cpu_began, 1) if in_one_go else None,
+        cpu_seconds=None if spent is None else spent[1],
         selected_on=config.training.select,
         config=json.loads(json.dumps(deciding_settings(config))),  # as it is read back
         machine=origin["machine"],
         threads=torch.get_num_threads(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
     )
+
+
+def _since(began: float, cpu_began: float) -> tuple[float, float]:
+    return round(time.monotonic() - began, 1), round(time.process_time() - cpu_began, 1)
 
 
 def _asked(run: RunDirectory, how: ReadOutMethod | Literal["views"], part: Part) -> Evaluation:
@@ -219,12 +232,12 @@ def _trained(cell: Cell, runs: Path, execution: Execution) -> tuple[RunDirectory
     """The finished run of a cell, and whether all of it was trained just now."""
     from manigraph.engine import resume, train
 
-    begun = _begun(runs, _name(cell))
+    begun = _begun(runs, run_name(cell))
     if not begun:
-        run, _ = train(cell.config(), runs, name=_name(cell), execution=execution)
+        run, _ = train(cell.config(), runs, name=run_name(cell), execution=execution)
         return run, True
     run = next((run for run in begun if run.status().state == "finished"), begun[-1])
-    _wait_for_others(run, math.inf if cell.read_out else PATIENCE)
+    _wait_for_others(run)
     if run.status().state != "finished":
         resume(run.path, execution=execution)
     return run, False
@@ -234,12 +247,12 @@ def run_of(cell: Cell, runs: Path) -> RunDirectory | None:
     """The finished run of a cell in a folder of runs; None if there is none, or the cell is no run."""
     if cell.algorithm in OUTSIDERS:
         return None
-    begun = _begun(runs, _name(cell))
+    begun = _begun(runs, run_name(cell))
     return next((run for run in begun if run.status().state == "finished"), None)
 
 
-def _name(cell: Cell) -> str:
-    """The same for all ways to ask one run."""
+def run_name(cell: Cell) -> str:
+    """Of the run behind a cell: the same for all ways to ask it."""
     return f"{cell.config().run_name}-{replace(cell, read_out='').digest()[:8]}"
 
 
@@ -252,12 +265,9 @@ def _begun(runs: Path, name: str) -> list[RunDirectory]:
     return [RunDirectory.open(path) for path in sorted(paths, key=lambda path: (len(path.name), path.name))]
 
 
-def _wait_for_others(run: RunDirectory, patience: float) -> None:
-    """A process whose grid was killed ends after its step; whoever takes longer is another grid.
-
-    Or another cell, which asks the same run in another way.
-    """
-    end = time.monotonic() + patience
+def _wait_for_others(run: RunDirectory) -> None:
+    """A process whose grid was killed ends after its step; whoever takes longer is another grid."""
+    end = time.monotonic() + PATIENCE
     while run.status().state == "running" and time.monotonic() < end:
         time.sleep(0.2)
 
@@ -343,6 +353,14 @@ def left_to_measure(cells: Iterable[Cell], results: ResultsFile) -> tuple[list[C
     return missing, failures
 
 
+def of_one_run(cells: Iterable[Cell]) -> list[tuple[Cell, ...]]:
+    """Cells that ask the same run side by side, so that it is trained once, for the one asked as usual."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(run_name(cell), []).append(cell)
+    return [tuple(sorted(group, key=lambda cell: cell.read_out != "")) for group in groups.values()]
+
+
 def run_grid(
     cells: Iterable[Cell],
     results: ResultsFile,
@@ -361,16 +379,20 @@ def run_grid(
         on_failure(failure)
     commit = provenance()["commit"]  # now: the tree may move on while the grid runs
     task = CellTask(runs.absolute(), engine.threads, commit)
-    with closing(engine.outcomes(task, missing)) as outcomes:
-        for outcome in outcomes:
-            if isinstance(outcome, Result):
-                results.add(outcome)
-                on_result(outcome)
-            else:
-                failure = Failure(outcome.thing, outcome.reason) if isinstance(outcome, Lost) else outcome
-                failures.append(failure)
-                on_failure(failure)
+    with closing(engine.outcomes(task, of_one_run(missing))) as answers:
+        for answer in answers:
+            for outcome in _lost(answer) if isinstance(answer, Lost) else answer:
+                if isinstance(outcome, Result):
+                    results.add(outcome)
+                    on_result(outcome)
+                else:
+                    failures.append(outcome)
+                    on_failure(outcome)
     return failures
+
+
+def _lost(answer: Lost[tuple[Cell, ...]]) -> list[Result | Failure]:
+    return [Failure(cell, answer.reason) for cell in answer.thing]
 
 
 def mean_and_spread(errors: Sequence[float]) -> tuple[float, float]:

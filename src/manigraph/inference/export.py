@@ -167,6 +167,7 @@ def facts_of(predictor: Predictor, shape: tuple[int, ...]) -> dict[str, Any]:
         "layout": "vectors, values" if vectors else "images, height, width, channels",
         "input": "float32" if vectors else "uint8 from 0 to 255",
         "algorithm": predictor.trained.config.algorithm,
+        "views": predictor.over_views is not None,
         "run": predictor.run.id,
         "format": FORMAT_VERSION,
         "manigraph": __version__,

@@ -44,9 +44,10 @@ class AveragedViews(nn.Module):
         places = [(1, 1)]
         if self.shift:
             places += [(0, 1), (2, 1), (1, 0), (1, 2)]
-        wide = F.pad(images, (1, 1, 1, 1), mode="replicate" if self.padding == "edge" else "reflect")
+            mode = "replicate" if self.padding == "edge" else "reflect"
+            wide = F.pad(images, (1, 1, 1, 1), mode=mode)
         for top, left in places:
-            view = wide[:, :, top : top + H, left : left + W]
+            view = wide[:, :, top : top + H, left : left + W] if self.shift else images
             yield view
             if self.mirror:
                 yield view.flip(3)
