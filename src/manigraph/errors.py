@@ -31,7 +31,8 @@ class UnknownNameError(UserError):
 
     def __init__(self, kind: str, name: str, legal: Iterable[str], *, hint: str = "") -> None:
         names = sorted(legal)
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        close = [legal_name for legal_name in names if legal_name.casefold() == name.casefold()]
+        close += difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         if close:
             way_out = f"did you mean '{close[0]}'?"
         else:

@@ -130,3 +130,9 @@ def test_what_is_not_known_at_all_is_counted() -> None:
 
 def test_outsiders_take_no_time_worth_mentioning() -> None:
     assert cost(cells("label_spreading", 3)) == Cost(0)
+
+
+def test_a_run_that_several_cells_ask_is_counted_once() -> None:
+    (cell,) = cells("pi_vat", 1)
+    asked = [replace(cell, read_out="views"), replace(cell, read_out="label_spreading")]
+    assert cost([cell, *asked]) == cost([cell]) == cost(asked)

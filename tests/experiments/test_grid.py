@@ -1,6 +1,8 @@
 """Cells are measured once, whoever is killed on the way; results stay what they are in the file."""
 
+import fcntl
 import json
+import math
 import shutil
 import signal
 import threading
@@ -117,7 +119,7 @@ def test_a_run_that_was_killed_before_it_was_described_is_left_behind(
     process = Process(measure_and_die, tmp_path, 10)  # in the third file: provenance, status, configuration
     assert process.exit_code() == -signal.SIGKILL
     assert not (tmp_path / RUN / "preprocessing.json").exists()
-    left_behind = files(tmp_path)
+    left_behind = files(tmp_path / RUN)
     assert {path.name for path in left_behind} >= {"provenance.json", "status.json"}
     assert same(measure(CELL, tmp_path, threads=1)) == same(uninterrupted[1])
     assert sorted(path.name for path in tmp_path.iterdir()) == [RUN, f"{RUN}-2"]
@@ -156,6 +158,36 @@ def test_a_process_that_is_about_to_end_is_waited_for(
     measuring.join()
     assert isinstance(found[0], Result), found
     assert same(found[0]) == same(uninterrupted[1])
+
+
+def test_two_who_begin_the_same_cell_train_it_once(
+    tmp_path: Path, uninterrupted: tuple[Path, Result]
+) -> None:
+    """As two people with the same command: neither finds the run of the other, which is not described yet."""
+    twice = LocalEngine(2).outcomes(CellTask(tmp_path, 1), [[CELL], [CELL]])
+    found = [outcome for outcomes in twice if isinstance(outcomes, list) for outcome in outcomes]
+    results = [outcome for outcome in found if isinstance(outcome, Result)]
+    assert [same(result) for result in results] == 2 * [same(uninterrupted[1])]
+    assert sorted(result.seconds is None for result in results) == [False, True]
+    assert [path.name for path in tmp_path.iterdir()] == [RUN]
+
+
+def test_the_claim_of_a_killed_process_is_none(tmp_path: Path, uninterrupted: tuple[Path, Result]) -> None:
+    claim = tmp_path / f".{RUN}.claim"
+    claim.touch()
+    with claim.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (outcome,) = _in_no_time(CellTask(tmp_path, 1))
+        assert isinstance(outcome, Failure)
+        assert "is being trained by another process: wait for it, or stop it" in outcome.reason
+    assert same(measure(CELL, tmp_path, threads=1)) == same(uninterrupted[1])
+    assert not claim.exists()
+
+
+def _in_no_time(task: CellTask) -> list[Result | Failure]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, "PATIENCE", 0.1)
+        return task([CELL])
 
 
 def test_whoever_takes_longer_is_named(tmp_path: Path, killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,16 +397,26 @@ def test_committed_results_can_be_read(name: str) -> None:
 def test_a_damaged_file_is_refused_and_kept(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="' is not a results file: move it away or name another"):
+    with pytest.raises(
+        UserError, match="' is damaged or not a results file: mend it, move it away or name another"
+    ):
         ResultsFile(path)
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("error", [None, "low"])
-def test_an_error_that_is_no_number_is_refused(error: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [None, "low", math.nan, math.inf, -5.0])
+def test_an_error_that_is_none_is_refused(error: Any, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"results": [asdict(measured(test_error=error))]}))
-    with pytest.raises(UserError, match="is not a results file"):
+    with pytest.raises(UserError, match="not a results file"):
+        ResultsFile(path)
+
+
+def test_a_seed_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    result = asdict(measured())
+    path.write_text(json.dumps({"results": [{**result, "cell": {**result["cell"], "seed": "x"}}]}))
+    with pytest.raises(UserError, match="not a results file"):
         ResultsFile(path)
 
 
@@ -382,7 +424,7 @@ def test_half_a_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     ResultsFile(path).add(measured())
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(UserError, match="is not a results file"):
+    with pytest.raises(UserError, match="not a results file"):
         ResultsFile(path)
 
 

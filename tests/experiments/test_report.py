@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from manigraph.experiments import report
-from manigraph.experiments.grid import Result, ResultsFile
+from manigraph.experiments.grid import Cell, Result, ResultsFile
 from manigraph.experiments.half_hour import HALF_HOUR_TABLES
 from manigraph.experiments.paper import ABLATION, CONTENDERS, OTHERS
 from manigraph.experiments.report import DATA_SETS, Measured
@@ -207,14 +207,19 @@ def test_time_is_summed_by_method_and_machine(tmp_path: Path) -> None:
         made_up("VAT", 500, [1.0], seconds=None, commit="fedcba9876543210+changes"),
         made_up("MixUp", 250, [1.0], digest="of before", machine={}, commit=None),  # 1 hour
     )
-    table = lines(report.compute_table(Measured(file)))
+    other = ResultsFile(tmp_path / "looks.json")
+    other.add(made_up_result(Cell("digits", "vat", 20, 0), 1.0, seconds=1800.0, threads=1))
+    nothing = ResultsFile(tmp_path / "none.json")
+    table = lines(report.compute_table(Measured(file), {"looks": other, "none": nothing}))
     of_three = "3 | 2.0 | 1 | 01234567, fedcba98+ |"
     assert table["VAT"] == f"| VAT | {of_three}"
     assert "MixUp" not in table
     assert table[report.OTHER_SETTINGS] == f"| {report.OTHER_SETTINGS} | 1 | 1.0 | 0 | – |"
     assert table["on a processor, 2 cores"] == f"| on a processor, 2 cores | {of_three}"
     assert table["on an unknown machine"] == "| on an unknown machine | 1 | 1.0 | 0 | – |"
-    assert table["all"] == "| all | 4 | 3.0 | 1 | 01234567, fedcba98+ |"
+    assert table["all of these"] == "| all of these | 4 | 3.0 | 1 | 01234567, fedcba98+ |"
+    assert table["looks"].startswith("| looks | 1 | 0.5 | 0 |")
+    assert "none" not in table
 
 
 # Plots

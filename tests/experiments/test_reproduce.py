@@ -181,6 +181,7 @@ def test_without_images_there_is_a_way_out(
         (["--hours", "0"], "--hours must be above 0, got 0"),
         (["--rows", "VAR"], "unknown row 'VAR': did you mean 'VAT'?"),
         (["--rows", "manifold_graf"], "unknown row 'manifold_graf': did you mean 'manifold_graph'?"),
+        (["--rows", "Π-vat"], "unknown row 'Π-vat': did you mean 'Π-VAT'?"),
         (["--results", "."], "'.' is a folder: name a results file"),
     ],
 )
@@ -194,6 +195,26 @@ def test_wrong_options(
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "digits", "--plan", *arguments]) == 2
     assert capsys.readouterr().err == f"manigraph: {sentence}\n"
+
+
+def test_what_could_not_be_kept_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for option, name in (("--results", "file/r.json"), ("--runs", "file/runs")):
+        assert main(["reproduce", "digits", "--rows", "supervised", "--seeds", "1", option, name]) == 2
+        said = capsys.readouterr().err
+        assert f"cannot write {'runs in ' if option == '--runs' else ''}'{name}'" in said
+        assert f"with {option}" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+def test_the_papers_scale_is_for_the_papers_tables() -> None:
+    with pytest.raises(
+        UserError, match=r"--scale paper is for the paper's tables \(main, .*\), not for 30min"
+    ):
+        chosen_table(ReproduceOptions("30min", scale="paper"))
 
 
 # Parts of a table
@@ -398,6 +419,12 @@ def test_the_papers_figures_are_beside_those_measured(
     assert "| Manifold Graph | 4.50 ± 0.50 (2) | 3.77 ± 0.07 | 20.50 (1) |" in lines
     assert "| MixMatch | – | | – |" in lines
     assert lines[-1] == "(n): only n seeds are measured"
+
+
+def test_one_seed_has_no_mean(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    print_results(results_of(ERRORS), replace(TABLE, seeds=(1,)))
+    assert capsys.readouterr().out.splitlines()[0].strip() == "Two methods: test error %, seed 1"
 
 
 def test_a_narrow_terminal_has_one_column_below_the_other(

@@ -142,6 +142,8 @@ def run(arguments: list[str]) -> int:
         print_plan(table, missing)
         return 0
     if missing:
+        results.check_writable()
+        _check_runs(_runs(options))
         failures += _measure(missing, cells, table, results, _runs(options), engine, console)
     if not options.first_steps:
         print_results(results, table)
@@ -233,6 +235,12 @@ def _measure(
             raise Interrupted(f"{how_far}; the same command goes on from there", stop.exit_code) from None
 
 
+def _check_runs(folder: Path) -> None:
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write runs in '{folder}': name another folder with --runs")
+
+
 def _runs(options: ReproduceOptions) -> Path:
     return options.runs / "first-steps" if options.first_steps else options.runs
 
@@ -250,6 +258,9 @@ def chosen_table(options: ReproduceOptions) -> "Table":
     if options.table in PAPER_TABLES:
         table = paper_table(options.table, options.scale)
     else:
+        if options.scale == "paper":
+            tables = ", ".join(PAPER_TABLES)
+            raise UserError(f"--scale paper is for the paper's tables ({tables}), not for {options.table}")
         table = {**DIGITS_TABLES, **SMALL_TABLES, **HALF_HOUR_TABLES, **FEATURE_TABLES}[options.table]
     names = {name for row in table.rows for name in (row.algorithm, row.title)}
     for name in options.rows:
@@ -407,8 +418,11 @@ def print_results(results: "ResultsFile", table: "Table") -> None:
         mean, spread = table.published[row.title, column.title]
         return f"{mean:.2f} ± {spread:.2f}"
 
-    seeds = ", ".join(str(seed) for seed in table.seeds)
-    heading = f"{table.heading}: {table.part} error %, mean ± standard deviation over seeds {seeds}"
+    heading = f"{table.heading}: {table.part} error %, "
+    if len(table.seeds) == 1:
+        heading += f"seed {table.seeds[0]}"
+    else:
+        heading += f"mean ± standard deviation over seeds {', '.join(map(str, table.seeds))}"
     rows = {
         row.title: [(measured(row, column), published(row, column)) for column in table.columns]
         for row in table.rows

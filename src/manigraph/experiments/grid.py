@@ -7,6 +7,7 @@ again.
 import fcntl
 import hashlib
 import json
+import math
 import os
 import statistics
 import time
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from manigraph.build import load_dataset, split_dataset
 from manigraph.catalogue import RECIPES
@@ -232,15 +233,58 @@ def _trained(cell: Cell, runs: Path, execution: Execution) -> tuple[RunDirectory
     """The finished run of a cell, and whether all of it was trained just now."""
     from manigraph.engine import resume, train
 
-    begun = _begun(runs, run_name(cell))
-    if not begun:
-        run, _ = train(cell.config(), runs, name=run_name(cell), execution=execution)
-        return run, True
-    run = next((run for run in begun if run.status().state == "finished"), begun[-1])
-    _wait_for_others(run)
-    if run.status().state != "finished":
-        resume(run.path, execution=execution)
-    return run, False
+    with _claimed(runs, run_name(cell)):
+        begun = _begun(runs, run_name(cell))
+        if not begun:
+            run, _ = train(cell.config(), runs, name=run_name(cell), execution=execution)
+            return run, True
+        run = next((run for run in begun if run.status().state == "finished"), begun[-1])
+        _wait_for_others(run)
+        if run.status().state != "finished":
+            resume(run.path, execution=execution)
+        return run, False
+
+
+@contextmanager
+def _claimed(runs: Path, name: str) -> Iterator[None]:
+    """Nobody else looks whether there is this run, or begins it, until it is there.
+
+    Whoever is killed claims nothing any more; the file that is left is no claim by itself.
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    path, end = runs / f".{name}.claim", time.monotonic() + PATIENCE
+    while True:
+        with path.open("ab") as file:
+            if _is_ours(file):
+                if not _is_still(path, file):
+                    continue  # whoever had it took it away just now
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+        if time.monotonic() > end:
+            raise UserError(
+                f"the run '{runs / name}' is being trained by another process: wait for it, or stop it"
+            )
+        time.sleep(0.2)
+
+
+def _is_ours(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _is_still(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def run_of(cell: Cell, runs: Path) -> RunDirectory | None:
@@ -290,6 +334,12 @@ class ResultsFile:
         digest = cell.digest()
         return next((r for r in self.results if r.cell == cell and r.digest == digest), None)
 
+    def check_writable(self) -> None:
+        """Before anything is measured: raises `UserError` if results could not be kept."""
+        folder = next(place for place in self.path.absolute().parents if place.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write '{self.path}' in '{folder}': name another file with --results")
+
     def add(self, result: Result) -> None:
         """Keep a result, in the place of an older one of the same cell; what others added meanwhile stays."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -305,7 +355,9 @@ class ResultsFile:
             values = json.loads(self.path.read_text(encoding="utf-8"))
             return [_result(value) for value in values["results"]]
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"'{self.path}' is not a results file: move it away or name another") from None
+            raise UserError(
+                f"'{self.path}' is damaged or not a results file: mend it, move it away or name another"
+            ) from None
 
     def _text(self) -> str:
         """JSON with a line for each result, so that a change of the file shows what was measured."""
@@ -332,8 +384,13 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _result(values: dict[str, Any]) -> Result:
-    float(values["test_error"])
-    return Result(**{**values, "cell": _cell(values["cell"])})
+    result = Result(**{**values, "cell": _cell(values["cell"])})
+    errors = [error for error in (result.test_error, result.validation_error) if error is not None]
+    if not (errors and all(0 <= error < math.inf for error in errors)):  # NaN is not, either
+        raise ValueError(f"errors are numbers from 0, got {errors}")
+    if not all(isinstance(number, int) for number in (result.cell.labels, result.cell.seed)):
+        raise TypeError("numbers of labels and seeds are whole")
+    return result
 
 
 def _cell(values: dict[str, Any]) -> Cell:

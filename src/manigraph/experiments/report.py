@@ -38,6 +38,9 @@ TRIED = {
 }
 """Mark on the page to the table of settings that were tried; its results file has the table's name."""
 
+OTHER_FILES = ("30min", "30min-fast", *TRIED.values())
+"""Results files whose time is on the page too."""
+
 COMPARISONS = (
     ("Manifold Graph", "Π-VAT"),
     ("Π-VAT", "VAT"),
@@ -307,8 +310,8 @@ def _signed(value: float) -> str:
 # Compute
 
 
-def compute_table(measured: Measured) -> str:
-    """Time of all runs in the results file, by method; then by machine."""
+def compute_table(measured: Measured, others: Mapping[str, ResultsFile]) -> str:
+    """Time of all runs in the results file, by method; by machine; then of other files, by what they hold."""
     titles = _titles(measured)
     groups: dict[str, list[Result]] = {title: [] for title in (*ROWS, OTHER_SETTINGS)}
     for result in measured.results:
@@ -319,7 +322,9 @@ def compute_table(measured: Measured) -> str:
     header = ["", "runs", "core-hours", "runs of unknown time", "commits"]
     rows = [_used(title, results) for title, results in groups.items() if results]
     rows += [_used(f"on {machine}", results) for machine, results in machines.items()]
-    return markdown_table(header, [*rows, _used("all", measured.results)])
+    rows.append(_used("all of these", measured.results))
+    rows += [_used(name, file.results) for name, file in others.items() if file.results]
+    return markdown_table(header, rows)
 
 
 OTHER_SETTINGS = "settings that are in no table any more"
@@ -480,7 +485,10 @@ def tables(results: ResultsFile, page: Path) -> dict[str, str]:
         "half_hour_fast": timed_table(
             Measured(ResultsFile(results.path.with_name("30min-fast.json"))), HALF_HOUR_TABLES["30min-fast"]
         ),
-        "compute": compute_table(measured),
+        "compute": compute_table(
+            measured,
+            {f"`{name}`": ResultsFile(results.path.with_name(f"{name}.json")) for name in OTHER_FILES},
+        ),
         "figures": figures_in_words(page.parent / "figures", "figures"),
     }
 

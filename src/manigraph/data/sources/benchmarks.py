@@ -253,7 +253,7 @@ def _nothing_found(benchmark: Benchmark, data: Path, places: list[Path]) -> User
             )
     return UserError(
         f"no files of {name} in {data / name} or {data}: get them with `manigraph data get {name}`, "
-        f"or say where they are with --data-dir or the variable {DATA_VARIABLE}"
+        f"or say where they are with --data_dir or the variable {DATA_VARIABLE}"
     )
 
 
