@@ -2805,6 +2805,40 @@ RESUME_TESTS = [
 ]
 TIME_LIMIT = 1200
 """Seconds after which tests that do not end count as having noticed."""
+MUTATIONS += group(
+    "views",
+    "nn/views.py",
+    ("tests/nn/test_views.py",),
+    ("mean of logits", "self.model(view).log_softmax(dim=1)", "self.model(view)"),
+    ("sum for the mean", " - math.log(len(log_probs))", ""),
+    ("never mirrored", "if self.mirror:", "if False:"),
+    ("never shifted", "if self.shift:", "if False:"),
+    ("one neighbour twice", "(2, 1), (1, 0)", "(2, 1), (2, 1)"),
+    ("padding not asked", '"replicate" if self.padding == "edge" else "reflect"', '"replicate"'),
+)
+MUTATIONS += group(
+    "views",
+    "trained.py",
+    ("tests/inference/test_views.py",),
+    ("mirrored though the run was not", "mirror=views.flip", "mirror=True"),
+    ("padding not the run's", ", padding=views.padding", ""),
+)
+MUTATIONS += group(
+    "grid",
+    "experiments/grid.py",
+    ("tests/experiments/test_grid.py", "tests/inference/test_views.py"),
+    ("cells of a run apart", "groups.setdefault(run_name(cell), [])", "groups.setdefault(cell.digest(), [])"),
+    ("first cell trains, however asked", 'key=lambda cell: cell.read_out != ""', "key=lambda cell: 0"),
+    ("a run that failed tried again", "if failed is None else replace(failed, cell=cell)", ""),
+    (
+        "nothing claimed",
+        '        with path.open("ab") as file:\n            if _is_ours(file):',
+        '        with path.open("ab") as file:\n            if True:',
+    ),
+    ("run of another name for each way to ask", "replace(cell, read_out='').digest()", "cell.digest()"),
+    ("views not asked", "evaluate_run(run, part, views=True)", "evaluate_run(run, part)"),
+    ("one cell of a lost run", "for cell in answer.thing]", "for cell in answer.thing[:1]]"),
+)
 
 
 def tests_for(mutation: Mutation) -> tuple[str, ...]:

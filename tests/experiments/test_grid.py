@@ -17,7 +17,16 @@ import pytest
 from manigraph.errors import UserError
 from manigraph.experiments import grid
 from manigraph.experiments.engines import LocalEngine, Lost
-from manigraph.experiments.grid import Cell, CellTask, Failure, Result, ResultsFile, measure, run_grid
+from manigraph.experiments.grid import (
+    Cell,
+    CellTask,
+    Failure,
+    Result,
+    ResultsFile,
+    measure,
+    of_one_run,
+    run_grid,
+)
 from manigraph.runs import RunDirectory, machine
 from manigraph.training.checkpoint import Checkpoints
 from tests.experiments.cells import CELL, QUICK, STEPS, measure_and_die, measure_and_keep_often, measured
@@ -246,6 +255,7 @@ SHARED = replace(CELL, seed=1)
 def test_cells_of_one_run_are_measured_side_by_side(tmp_path: Path) -> None:
     """However many could be at the same time, and whichever comes first in the table."""
     cells = [replace(SHARED, read_out="views"), CELL, SHARED]
+    assert of_one_run(cells) == [(SHARED, cells[0]), (CELL,)]
     results = ResultsFile(tmp_path / "results.json")
     assert run_grid(cells, results, tmp_path / "runs", LocalEngine(3)) == []
     names = {f"{cell.config().run_name}-{cell.digest()[:8]}" for cell in (SHARED, CELL)}
