@@ -101,6 +101,7 @@ def test_the_file_says_what_it_is(predictor: Predictor, exported: Path) -> None:
         "layout": "images, height, width, channels",
         "input": "uint8 from 0 to 255",
         "algorithm": "manifold_graph",
+        "views": False,
         "run": predictor.run.id,
         "format": "2.2",
         "manigraph": "0.1.0",
