@@ -360,7 +360,7 @@ def test_the_message_for_missing_files_says_how_to_get_them(
     with pytest.raises(UserError) as caught:
         getattr(benchmarks, f"load_{name}")(request_for(tmp_path))
     folder = tmp_path / "data"
-    for part in (str(folder / name), "--data-dir", "MANIGRAPH_DATA", f"`manigraph data get {name}`"):
+    for part in (str(folder / name), "--data_dir", "MANIGRAPH_DATA", f"`manigraph data get {name}`"):
         assert part in str(caught.value)
 
 
