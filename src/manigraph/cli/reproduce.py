@@ -46,6 +46,7 @@ class ReproduceOptions:
             "graph-tuning",
             "cifar10-epsilon",
             "30min",
+            "30min-limit",
             "30min-fast",
             "30min-tuning",
             "30min-tuning-cifar10",
