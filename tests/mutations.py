@@ -2824,6 +2824,32 @@ MUTATIONS += group(
     ("padding not the run's", ", padding=views.padding", ""),
 )
 MUTATIONS += group(
+    "muon",
+    "training/muon.py",
+    ("tests/training/test_muon.py",),
+    ("one iteration less", "_ITERATIONS = 4", "_ITERATIONS = 3"),
+    ("a coefficient", "beta=b, alpha=c", "beta=b, alpha=b"),
+    ("the first term left out", "        factor.diagonal().add_(a)\n", ""),
+    ("powers do not follow", "gram = factor @ gram @ factor", "gram = factor @ gram"),
+    ("the length of the gradient matters", "(product @ x) * squared_length.rsqrt()", "product @ x"),
+    ("tall matrices stay turned", "return result.T if is_tall else result", "return result"),
+    ("gradients are forgotten", ".mul_(momentum).add_(gradient)", ".mul_(0).add_(gradient)"),
+    ("no look ahead", "gradient.add(total, alpha=momentum)", "total.clone()"),
+    ("SGD's step comes too", "                    weight.grad = None  # SGD leaves it alone\n", ""),
+    ("gradients are lost", "            weight.grad = gradient\n", "            pass\n"),
+    ("the angle depends on the length", "(angle * length /", "(angle /"),
+    ("the wrong way", "weight.sub_(direction", "weight.add_(direction"),
+    ("longer with every step", "        weight.mul_(length / torch", "        (length / torch"),
+)
+MUTATIONS += group(
+    "muon",
+    LOOP,
+    ("tests/training/test_muon.py",),
+    ("never", "        if turn == 0:\n", "        if True:\n"),
+    ("nothing is refused", "not any(p.ndim == 4 for p in parameters)", "False"),
+    ("another angle", "Muon(parameters, turn=turn,", "Muon(parameters, turn=1.0,"),
+)
+MUTATIONS += group(
     "grid",
     "experiments/grid.py",
     ("tests/experiments/test_grid.py", "tests/inference/test_views.py"),

@@ -204,6 +204,7 @@ def test_every_method_goes_on_exactly(algorithm: str, tmp_path: Path) -> None:
     [
         {"ema_decay": 0.0, "swa_fraction": 0.5},
         {"ema_decay": 0.0, "swa_fraction": 0.5, "swa_every": 0.2},
+        {"muon_turn": 0.3},
         {"ema_decay": 0.0, "precision": "float16"},
         {"precision": "bfloat16", "max_gradient_norm": 1.0},
     ],

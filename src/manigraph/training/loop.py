@@ -12,9 +12,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from manigraph.algorithms.base import Algorithm
 from manigraph.contract import NEUTRAL, Batch, StepContext, StepOutput
-from manigraph.errors import NonFiniteLossError
+from manigraph.errors import NonFiniteLossError, UserError
 from manigraph.nn import RandomState, buffers_changed_in_steps
 from manigraph.training.checkpoint import Snapshot, prefixed
+from manigraph.training.muon import Muon
 from manigraph.training.processes import Processes
 from manigraph.training.schedule import Rates, SuperConvergence
 from manigraph.training.selection import SelectionRule
@@ -30,6 +31,9 @@ class TrainingConfig:
     """Number of updates."""
     weight_decay: float = 2e-4
     """L2 penalty on all weights."""
+    muon_turn: float = field(default=0.0, metadata=NEUTRAL)
+    """Above 0, Muon instead of SGD for convolutions: each step turns them by this times the learning rate, in
+    radians, along the orthogonalised momentum; they keep their length, and weight decay is for the others."""
     decay_at_labels: int = field(default=0, metadata=NEUTRAL)
     """Number of labels for which `weight_decay` is meant: with a quarter of them it is doubled, with four
     times as many halved, since few labelled images are soon known by heart. 0: the same for any number."""
@@ -70,6 +74,8 @@ class TrainingConfig:
                 f"ema_decay must be from 0 to below 1, max_gradient_norm and weight_decay at least 0, got "
                 f"{self.ema_decay}, {self.max_gradient_norm} and {self.weight_decay}"
             )
+        if not 0 <= self.muon_turn < math.inf:
+            raise ValueError(f"muon_turn must be at least 0 and finite, got {self.muon_turn}")
         if self.decay_at_labels < 0:
             raise ValueError(f"decay_at_labels must be at least 0, got {self.decay_at_labels}")
         if not 0 <= self.half_size_fraction < 1:
@@ -144,18 +150,23 @@ class Trainer:
         self.processes = Processes(self.device) if processes is None else processes
         self.step = 0
         self.evaluated_at = 0
-        self.optimizer = torch.optim.SGD(
-            (p for p in algorithm.parameters() if p.requires_grad),
-            lr=schedule.max_learning_rate,
-            momentum=schedule.max_momentum,
-            nesterov=True,
-            weight_decay=config.weight_decay,
-        )
+        self.optimizer = self._make_optimizer()
         # A gradient in half precision underflows unless the loss is scaled up.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
         self.average = self._make_average()
         self._training_step = self.processes.wrap(algorithm)
         self._seconds, self._images = 0.0, 0
+
+    def _make_optimizer(self) -> torch.optim.SGD:
+        """Over all weights that are trained; the schedule says rate and momentum in each step."""
+        parameters = [p for p in self.algorithm.parameters() if p.requires_grad]
+        rate, momentum = self.schedule.max_learning_rate, self.schedule.max_momentum
+        decay, turn = self.config.weight_decay, self.config.muon_turn
+        if turn == 0:
+            return torch.optim.SGD(parameters, lr=rate, momentum=momentum, nesterov=True, weight_decay=decay)
+        if not any(p.ndim == 4 for p in parameters):
+            raise UserError("there are no convolutions to turn: leave out training.muon_turn")
+        return Muon(parameters, turn=turn, lr=rate, momentum=momentum, weight_decay=decay)
 
     def _make_average(self) -> AveragedModel | None:
         """EMA or SWA; buffers, such as batch norm's running statistics, are the newest ones."""
