@@ -327,10 +327,14 @@ def test_half_an_hour_says_how_far_it_is_below_the_best_single_method(tmp_path: 
     measured = ([5.0, 7.0, 3.0], [9.0, 7.0], [7.5], [4.0, 8.0, 9.0], [1.0])
     for row, errors in zip(table.rows, measured, strict=False):
         for seed, error in enumerate(errors):
-            file.add(made_up_result(table.cell(row, svhn, seed), error, cpu_seconds=1800.0 + 60 * seed))
+            machine = {"processor": "AMD EPYC" if seed == 2 else "Intel(R) Xeon(R) Processor @ 2.50GHz"}
+            result = made_up_result(
+                table.cell(row, svhn, seed), error, cpu_seconds=1800.0 + 60 * seed, machine=machine
+            )
+            file.add(result)
     lines = report.half_hour_table(file).splitlines()
-    assert lines[2] == f"| {table.rows[0].title} | 5.00 ± 1.63 | 31.0 | – | – |"
-    assert lines[3] == "| FixMatch | 8.00 ± 1.00 (2) | 30.5 | – | – |"
+    assert lines[2] == f"| {table.rows[0].title} | 5.00 ± 1.63 | 32.0 (EPYC) / 30.5 (Xeon) | – | – |"
+    assert lines[3] == "| FixMatch | 8.00 ± 1.00 (2) | 30.5 (Xeon) | – | – |"
     # (5 + 7) / 2 by (9 + 7) / 2: the third seed has no pair, nor have two the Π-VAT with the lower error.
     # Differences −4 and 0: t = −1.
     gain = "−25.00 %, 2 seeds, p = 0.500 (SVHN 250 labels)"

@@ -99,9 +99,9 @@ def test_without_a_gradient_nothing_turns() -> None:
 def test_all_other_weights_are_those_of_sgd() -> None:
     shapes = [(3,), (4, 3)]
     ours, theirs = ([nn.Parameter(normal(*shape)) for shape in shapes] for _ in range(2))
-    settings = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.3}
-    muon = Muon([nn.Parameter(normal(2, 2, 1, 1)), *ours], turn=0.5, **settings)
-    sgd = torch.optim.SGD(theirs, nesterov=True, **settings)
+    convolution = nn.Parameter(normal(2, 2, 1, 1))
+    muon = Muon([convolution, *ours], turn=0.5, lr=0.2, momentum=0.9, weight_decay=0.3)
+    sgd = torch.optim.SGD(theirs, lr=0.2, momentum=0.9, weight_decay=0.3, nesterov=True)
     for seed in range(3):
         for pair in zip(ours, theirs, strict=True):
             for weight in pair:

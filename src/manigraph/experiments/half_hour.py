@@ -66,6 +66,7 @@ _FEW_LABELLED = ("--batch.labelled", "16", "--batch.unlabelled", "80")
 _STRONG_LABELLED = ("--batch.labelled_view", "strong")
 _SMALL_FOR_LONG = ("--training.half_size_fraction", "0.8")
 _EARLY_PEAK = ("--schedule.ramp_up", "0.15", "--schedule.ramp_down", "0.7")
+_MUON = ("--training.muon_turn", "0.3")
 _MILD = ("--strong.magnitude", "0.5", "--strong.cutout", "0.25")
 
 LOOKS = (
@@ -105,8 +106,8 @@ LOOKS = (
     _small_first("1/4", "9000", ", labelled images in strong views", *_STRONG_LABELLED),
     _small_first("1/4", "9000", ", 16 + 80 images", *_FEW_LABELLED),
     _small_first("1/4", "10500", ", 32×32 after eight tenths", *_SMALL_FOR_LONG),
-    _small_first("1/4", "9000", ", highest rate early", *_EARLY_PEAK),
-    _small_first("1/4", "9000", ", milder strong views", *_MILD),
+    _small_first("1/4", "9000", ", Muon", *_MUON),
+    _small_first("1/4", "9000", ", Muon, milder strong views", *_MUON, *_MILD),
 )
 
 LOOKS_AT_CIFAR10 = (
@@ -121,12 +122,18 @@ LOOKS_AT_CIFAR10 = (
     _small_first("1/4", "10500", ", 32×32 after eight tenths", *_SMALL_FOR_LONG),
     _small_first("1/4", "9000", ", highest rate early", *_EARLY_PEAK),
     _small_first("1/4", "9000", ", milder strong views", *_MILD),
+    _small_first("1/4", "9000", ", Muon", *_MUON),
+    _small_first("1/4", "9000", ", Muon, milder strong views", *_MUON, *_MILD),
+    _small_first(
+        "1/4", "9000", ", Muon, milder strong views, 16 + 80 images", *_MUON, *_MILD, *_FEW_LABELLED
+    ),
 )
 
 _WITHOUT_GRAPH = (
-    *("--training.half_size_fraction", "0.6", *_BY_TEACHER, "0.99"),
-    *("--training.steps", "12000"),  # as much time
+    *("--training.half_size_fraction", "0.6", *_BY_TEACHER, "0.99", *_MUON),
+    *("--training.steps", "11500"),  # as much time
 )
+_BY_SGD = ("--training.muon_turn", "0", "--training.steps")
 
 
 COMBINATION = Row("Manifold Graph, all combined", "manifold_graph", read_out="views")
@@ -140,13 +147,14 @@ HALF_HOUR = (
     *SINGLE_METHODS,
     Row("combined, one view", "manifold_graph"),
     Row("combined, one view, without the graph", "fixmatch", _WITHOUT_GRAPH),
+    Row("combined, by SGD", "manifold_graph", (*_BY_SGD, "11000"), read_out="views"),
 )
 THREE_TIMES = (
     Row(
         "combined, one view, width 1/2",
-        *("manifold_graph", ("--backbone.width", "0.5", "--training.steps", "14500")),
+        *("manifold_graph", ("--backbone.width", "0.5", *_BY_SGD, "14500")),
     ),
-    Row("combined, one view", "manifold_graph", ("--training.steps", "41000")),
+    Row("combined, one view", "manifold_graph", (*_BY_SGD, "41000")),
     Row("FixMatch", "fixmatch", ("--training.steps", "27500")),
 )
 LIMIT = (

@@ -179,8 +179,22 @@ def _means(found: Sequence[Pair]) -> tuple[float, float]:
 
 
 def _cpu_minutes(results: Sequence[Result]) -> str:
-    known = [result.cpu_seconds for result in results if result.cpu_seconds]
-    return f"{sum(known) / len(known) / 60:.1f}" if known else NOTHING
+    """The mean on each kind of processor, of which one may take three times as long as another."""
+    known: dict[str, list[float]] = {}
+    for result in results:
+        if result.cpu_seconds:
+            processor = result.machine.get("processor", "an unknown processor")
+            known.setdefault(processor, []).append(result.cpu_seconds / 60)
+    minutes = {processor: f"{sum(all_) / len(all_):.1f}" for processor, all_ in known.items()}
+    return (
+        " / ".join(minutes[processor] + f" ({_family(processor)})" for processor in sorted(known)) or NOTHING
+    )
+
+
+def _family(processor: str) -> str:
+    """Of a processor, without its maker: Xeon of "Intel(R) Xeon(R) Processor @ 2.50GHz"."""
+    words = [word.partition("(")[0] for word in processor.split()]
+    return next((word for word in words if word not in ("AMD", "Intel")), processor)
 
 
 def _extend(rows: Sequence[list[str]], texts: Sequence[str]) -> None:
