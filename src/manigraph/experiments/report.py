@@ -38,7 +38,7 @@ TRIED = {
 }
 """Mark on the page to the table of settings that were tried; its results file has the table's name."""
 
-OTHER_FILES = ("30min", "30min-fast", *TRIED.values())
+OTHER_FILES = ("30min", "30min-limit", "30min-fast", *TRIED.values())
 """Results files whose time is on the page too."""
 
 COMPARISONS = (
@@ -496,9 +496,12 @@ def tables(results: ResultsFile, page: Path) -> dict[str, str]:
         "ablation": ablation_table(measured),
         "comparisons": comparison_table(measured),
         "half_hour": half_hour_table(ResultsFile(results.path.with_name("30min.json"))),
-        "half_hour_fast": timed_table(
-            Measured(ResultsFile(results.path.with_name("30min-fast.json"))), HALF_HOUR_TABLES["30min-fast"]
-        ),
+        **{
+            mark: timed_table(
+                Measured(ResultsFile(results.path.with_name(f"{name}.json"))), HALF_HOUR_TABLES[name]
+            )
+            for mark, name in (("half_hour_limit", "30min-limit"), ("half_hour_fast", "30min-fast"))
+        },
         "compute": compute_table(
             measured,
             {f"`{name}`": ResultsFile(results.path.with_name(f"{name}.json")) for name in OTHER_FILES},
