@@ -107,8 +107,6 @@ LOOKS = (
     _small_first("1/4", "9000", ", 16 + 80 images", *_FEW_LABELLED),
     _small_first("1/4", "10500", ", 32×32 after eight tenths", *_SMALL_FOR_LONG),
     _small_first("1/4", "9000", ", Muon (0.3)", _MUON, "0.3"),
-    _small_first("1/4", "9000", ", Muon (0.1)", _MUON, "0.1"),
-    _small_first("1/4", "9000", ", Muon (0.6)", _MUON, "0.6"),
 )
 
 LOOKS_AT_CIFAR10 = (
@@ -126,6 +124,7 @@ LOOKS_AT_CIFAR10 = (
     _small_first("1/4", "9000", ", Muon (0.3)", _MUON, "0.3"),
     _small_first("1/4", "9000", ", Muon (0.1)", _MUON, "0.1"),
     _small_first("1/4", "9000", ", Muon (0.6)", _MUON, "0.6"),
+    _small_first("1/4", "9000", ", Muon (0.3), highest rate early", _MUON, "0.3", *_EARLY_PEAK),
 )
 
 _WITHOUT_GRAPH = ("--method.warmup_fraction", "1")
