@@ -27,6 +27,7 @@ from manigraph.bench.loop import (
 )
 from manigraph.bench.recipes import (
     Images,
+    Iteration,
     Trial,
     first_step_after_warmup,
     hundred_classes,
@@ -44,7 +45,7 @@ from manigraph.data.locations import Locations
 from manigraph.data.split import draw_split
 from manigraph.errors import UserError
 from manigraph.recipes.measured import Measured, add_measured, calibration_seconds, read_measured
-from manigraph.training.loop import Trainer
+from manigraph.training.loop import Trainer, TrainingConfig
 from tests.helpers import copied, recorded_inputs
 
 TINY = 0.02
@@ -69,8 +70,10 @@ def tiny(recipe: str, algorithm: str) -> Config[Any]:
     return replace(config, data=replace(config.data, labels=500, validation=100))
 
 
-def trial(recipe: str = "svhn", algorithm: str = "manifold_graph", scale: float = 0.4) -> Trial:
-    return try_recipe(recipe, tiny(recipe, algorithm), NOISE, scale=scale, tell=lambda text: None)
+def trial(
+    recipe: str = "svhn", algorithm: str = "manifold_graph", scale: float = 0.4, images: Images = NOISE
+) -> Trial:
+    return try_recipe(recipe, tiny(recipe, algorithm), images, scale=scale, tell=lambda text: None)
 
 
 # Recipes
@@ -119,6 +122,24 @@ def test_a_method_without_a_graph_makes_first_steps_only() -> None:
     found = trial(algorithm="pi_vat")
     assert [i.step for i in found.iterations] == [0, 1]
     assert found.problems == ()
+
+
+def test_a_run_that_begins_with_small_images_is_tried_with_both_sizes() -> None:
+    images = Images(random_dataset(3000, side=16), "noise", stand_in=True)
+    found = trial("svhn_30min", scale=1.0, images=images)
+    assert found.problems == ()
+    # The graph comes in after a fifth of 11,000 steps, whole images after six tenths.
+    assert [i.step for i in found.iterations] == [0, 1, 2, 3, 4, 2200, 2201, 2202, 6600, 6601, 6602]
+
+
+def test_time_of_a_step_is_the_mean_of_small_and_whole_images() -> None:
+    training = TrainingConfig(steps=1000, half_size_fraction=0.6)
+    seconds = {0: 9.0, 1: 0.5, 200: 7.0, 201: 1.0, 202: 1.0, 600: 8.0, 601: 5.0, 602: 5.0}
+    iterations = [Iteration(step, time, 1.0, {}, 0.1, 0.9) for step, time in seconds.items()]
+    # 0.6 · 1 s + 0.4 · 5 s; the first of each kind pays for kernels, those before the warm-up do not count.
+    assert bench_recipes._seconds_per_step(iterations, training, later=200) == pytest.approx(2.6)
+    whole = replace(training, half_size_fraction=0.0)
+    assert bench_recipes._seconds_per_step(iterations[:2], whole, later=0) == 0.5
 
 
 def test_a_trial_counts_the_parameters_of_the_method() -> None:
@@ -203,8 +224,8 @@ def test_images_that_are_missing_are_replaced_by_noise_of_their_shape(tmp_path: 
     whole = images_for("fashion_mnist", nowhere, reduced=False, needed=100)
     assert whole.dataset.input_shape == (1, 28, 28) or not whole.stand_in  # Debian has a package of it
     reduced = images_for("cifar100", nowhere, reduced=True, needed=2500)
-    assert reduced.what == "stand-in: noise of 8x8, because cifar100 is not on this machine"
-    assert (reduced.dataset.input_shape, reduced.dataset.num_classes) == ((3, 8, 8), 100)
+    assert reduced.what == "stand-in: noise of 16x16, because cifar100 is not on this machine"
+    assert (reduced.dataset.input_shape, reduced.dataset.num_classes) == ((3, 16, 16), 100)
     assert len(reduced.dataset.images) >= 2500
 
 
@@ -224,7 +245,7 @@ def test_the_command_tries_recipes_in_processes_of_their_own(
     assert main(["bench", "--sections", "recipes", *arguments]) == 0
     printed = capsys.readouterr()
     assert "all well" in printed.out
-    assert "svhn_small was tried on a stand-in: noise of 8x8" in printed.out
+    assert "svhn_small was tried on a stand-in: noise of 16x16" in printed.out
     assert "svhn_small, pi_vat: images" in printed.err
     record = json.loads(output.read_text())
     assert record["origins"]["recipes"]["machine"]["cores"]

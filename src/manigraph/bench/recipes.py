@@ -27,8 +27,9 @@ from manigraph.data.sources.arrays import from_arrays
 from manigraph.data.sources.base import Dataset
 from manigraph.data.sources.benchmarks import BENCHMARKS
 from manigraph.errors import NonFiniteLossError, UserError
+from manigraph.nn.backbones.base import SMALLEST_IMAGE
 from manigraph.recipes.measured import Measured, Measurements, calibration_seconds, finish
-from manigraph.training.loop import Trainer
+from manigraph.training.loop import Trainer, TrainingConfig
 
 ALGORITHMS_TRIED = ("pi_vat", "manifold_graph")
 """The paper's baseline and its method."""
@@ -79,7 +80,8 @@ class Trial:
     parameters: int
     iterations: tuple[Iteration, ...]
     seconds_per_step: float
-    """Median of the iterations after the warm-up, if there is one, else of all; the first does not count."""
+    """Median of the iterations after the warm-up, if there is one, else of all; the first does not count.
+    Where a run begins with images of half their size, the mean of both kinds of steps."""
     calibration_seconds: float
     peak_mib: float | None
     """Highest memory of the process, or of its GPU; None where the system does not tell."""
@@ -109,33 +111,37 @@ def tried_recipes() -> list[str]:
 # Images, or what takes their place
 
 
-def images_for(name: str, locations: Locations, *, reduced: bool, needed: int) -> Images:
+def images_for(
+    name: str, locations: Locations, *, reduced: bool, needed: int, image_size: int | None = None
+) -> Images:
     """The data set, or a stand-in where it is not on this machine, which is said.
 
     Args:
         name: Data set.
         locations: Where data sets are looked for.
-        reduced: Make stand-ins of noise of 8×8 pixels only.
+        reduced: Make stand-ins of noise of 16×16 pixels only, which recipes may halve.
         needed: Images that a split takes, at least.
+        image_size: Side to which the recipe reduces images; None means as they are.
     """
     try:
-        return _real(name, locations)
+        return _real(name, locations, image_size)
     except UserError:
         if (locations.data / name).exists():
             raise  # it is there, and something is wrong with it
     if name == "cifar100":
         try:
-            return hundred_classes(_real("cifar10", locations).dataset)
+            return hundred_classes(_real("cifar10", locations, image_size).dataset)
         except UserError:
             pass
     known = {benchmark.name: benchmark for benchmark in BENCHMARKS}[name]
-    side = 8 if reduced else known.size
+    side = 2 * SMALLEST_IMAGE if reduced else image_size or known.size
     noise = _noise(max(needed, 2000), known.channels, side, known.num_classes)
     return Images(noise, f"stand-in: noise of {side}x{side}, because {name} is not on this machine", True)
 
 
-def _real(name: str, locations: Locations) -> Images:
-    dataset = load_dataset(replace(RECIPES.get("digits")("pi_vat").data, name=name), locations)
+def _real(name: str, locations: Locations, image_size: int | None) -> Images:
+    data = replace(RECIPES.get("digits")("pi_vat").data, name=name, image_size=image_size)
+    dataset = load_dataset(data, locations)
     return Images(dataset, f"{name}, {len(dataset.images):,} images", False)
 
 
@@ -184,8 +190,8 @@ def try_recipe(recipe: str, config: Config[Any], images: Images, *, scale: float
     before = _weights(trainer)
     places = [(0, max(1, round(FIRST_ITERATIONS * scale)))]
     later = first_step_after_warmup(config)
-    if later:
-        places.append((later, max(1, round(GRAPH_ITERATIONS * scale))))
+    for start in sorted({later, config.training.half_size_steps} - {0}):
+        places.append((start, max(1, round(GRAPH_ITERATIONS * scale))))
 
     iterations: list[Iteration] = []
     problems: list[str] = []
@@ -200,7 +206,6 @@ def try_recipe(recipe: str, config: Config[Any], images: Images, *, scale: float
     problems += _still(before, _weights(trainer))
     problems += _wrong_rates(config, iterations)
     problems += _missing_terms(iterations, later)
-    in_long_part = [i.seconds for i in iterations if i.step >= later] or [0.0]
     return Trial(
         recipe=recipe,
         algorithm=config.algorithm,
@@ -211,13 +216,24 @@ def try_recipe(recipe: str, config: Config[Any], images: Images, *, scale: float
         steps=config.training.steps,
         parameters=sum(p.numel() for p in trainer.algorithm.parameters()),
         iterations=tuple(iterations),
-        # The first of them pays for memory and kernels.
-        seconds_per_step=round(statistics.median(in_long_part[1:] or in_long_part), 5),
+        seconds_per_step=round(_seconds_per_step(iterations, config.training, later), 5),
         calibration_seconds=round(min(calibration, calibration_seconds(passes=passes)), 6),
         peak_mib=peak_memory(trainer.device),
         threads=torch.get_num_threads(),
         problems=tuple(problems),
     )
+
+
+def _seconds_per_step(iterations: Sequence[Iteration], training: TrainingConfig, later: int) -> float:
+    """Over a whole run, which may begin with images of half their size."""
+    small = training.half_size_steps / training.steps
+    mean = 0.0
+    for is_small, share in ((True, small), (False, 1 - small)):
+        kind = [i for i in iterations if (i.step < training.half_size_steps) == is_small]
+        seconds = [i.seconds for i in kind if i.step >= later] or [i.seconds for i in kind]
+        if seconds:  # the first of them pays for memory and kernels
+            mean += share * statistics.median(seconds[1:] or seconds)
+    return mean
 
 
 def first_step_after_warmup(config: Config[Any]) -> int:
@@ -346,7 +362,13 @@ def _main(recipe: str, algorithm: str, scale: float) -> None:
     config = reduced_config(RECIPES.get(recipe)(algorithm), scale)
     tell("images")
     needed = 2 * ((config.data.labels or 0) + (config.data.validation or 0))
-    images = images_for(config.data.name, Locations.default(), reduced=scale < 1, needed=needed)
+    images = images_for(
+        config.data.name,
+        Locations.default(),
+        reduced=scale < 1,
+        needed=needed,
+        image_size=config.data.image_size,
+    )
     print(json.dumps(asdict(try_recipe(recipe, config, images, scale=scale, tell=tell))), flush=True)
 
 
