@@ -16,7 +16,7 @@ import pytest
 from manigraph.cli.main import main
 from manigraph.cli.reproduce import ReproduceOptions, chosen_table, print_results
 from manigraph.errors import UserError
-from manigraph.experiments.grid import ResultsFile, measure
+from manigraph.experiments.grid import Cell, ResultsFile, measure, run_name
 from manigraph.experiments.paper import PAPER_TABLES, Scale, paper_table
 from manigraph.experiments.tables import Column, Row, Table
 from manigraph.options import parse
@@ -144,17 +144,35 @@ def test_a_cell_that_fails_is_named_and_the_others_are_measured(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    rows = ["--rows", "label_spreading", "--labels", "20", "5000", "--seeds", "1", "--jobs", "1"]
+    damaged = tmp_path / "runs" / "reproduce" / run_name(Cell("digits", "supervised", 20, 0))
+    damaged.mkdir(parents=True)
+    (damaged / "preprocessing.json").write_text("{")
+    rows = ["--rows", "label_spreading", "supervised", "--labels", "20", "--seeds", "1", "--jobs", "1"]
     assert main(["reproduce", "digits", *rows]) == 1
     out, complaint = capfd.readouterr()
-    assert complaint == ""
+    assert complaint.startswith("manigraph: there is no report of the runs: ")
+    assert "is not a run directory: it has no config.json" in complaint
     assert "2 cells, 0 done before, 2 to measure; results in results/digits.json" in out
     (failed,) = [line for line in out.splitlines() if line.startswith("failed")]
-    assert failed.startswith("failed: LabelSpreading (scikit-learn), digits, 5000 labels, seed 0: ")
-    assert re.search(r"LabelSpreading.*│ +11\.00 │ +– │", out)
+    assert failed.startswith("failed: supervised only, digits, 20 labels, seed 0: ")
+    assert re.search(r"LabelSpreading.*│ +11\.00 │", out)
+    assert re.search(r"supervised only *│ +– │", out)
     assert out.endswith("1 of 2 cells could not be measured: the same command tries again\n")
     (result,) = json.loads((tmp_path / "results" / "digits.json").read_text())["results"]
-    assert result["cell"]["labels"] == 20
+    assert result["cell"]["algorithm"] == "label_spreading"
+
+
+@pytest.mark.parametrize("plan", [[], ["--plan"]])
+def test_too_few_images_for_a_split_are_told_before_anything_is_measured(
+    plan: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ["--rows", "label_spreading", "--labels", "5000", "--seeds", "2", *plan]
+    assert main(["reproduce", "digits", *rows]) == (0 if plan else 1)
+    out = capsys.readouterr().out
+    assert "2 cells cannot be measured: digits has 1297 training images" in out
+    assert "fewer than the 5000 labels asked for: lower data.labels" in out
+    assert not (tmp_path / "runs").exists()
 
 
 def test_without_images_there_is_a_way_out(

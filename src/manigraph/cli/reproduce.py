@@ -20,6 +20,7 @@ from manigraph.options import parse
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from manigraph.config import DataConfig
     from manigraph.experiments.grid import Cell, Failure, Result, ResultsFile
     from manigraph.experiments.tables import Column, Row, Table
 
@@ -125,7 +126,7 @@ def run(arguments: list[str]) -> int:
     )
     for failure in failures:
         console.print(_failure_in_words(failure, cells))
-    failures += _without_images(missing, console)
+    failures += _impossible(missing, console)
     if not options.plan:
         missing = [cell for cell in missing if cell not in {failure.cell for failure in failures}]
     engine = engine_named(
@@ -167,11 +168,11 @@ def _write_comparison(cells: "Mapping[Cell, Row]", output: Path) -> None:
     from manigraph.reports.html import render
     from manigraph.runs import write_bytes
 
-    runs = (run_of(cell, output.parent) for cell in cells)
-    found = dict.fromkeys(run.path for run in runs if run is not None)  # cells may share a run
-    if not found:
-        return
     try:
+        runs = (run_of(cell, output.parent) for cell in cells)
+        found = dict.fromkeys(run.path for run in runs if run is not None)  # cells may share a run
+        if not found:
+            return
         write_bytes(output, render(comparison_page([RunFacts.read(path) for path in found])).encode())
     except Exception as error:  # the table is measured, whatever becomes of its page
         print(f"manigraph: there is no report of the runs: {' '.join(str(error).split())}", file=sys.stderr)
@@ -311,23 +312,29 @@ def _results_path(options: ReproduceOptions) -> Path:
     return _runs(options) / path.name if options.first_steps else path
 
 
-def _without_images(cells: "list[Cell]", console: Console) -> "list[Failure]":
-    """Cells whose images are not here; those that are, are read once so that not every run decodes them."""
-    from manigraph.build import load_dataset
+def _impossible(cells: "list[Cell]", console: Console) -> "list[Failure]":
+    """Cells whose images are not here, or too few for the split; those that are here are read.
+
+    They are read once, so that not every run decodes them.
+    """
+    from manigraph.build import load_dataset, split_dataset
     from manigraph.cli.display import data_progress
     from manigraph.experiments.grid import Failure
 
-    failures: list[Failure] = []
-    named = {(cell.config().data.name, cell.config().data.features): cell.config().data for cell in cells}
-    for name, data in named.items():
+    by_data: dict[DataConfig, list[Cell]] = {}
+    for cell in cells:
+        by_data.setdefault(cell.config().data, []).append(cell)
+    by_reason: dict[str, list[Cell]] = {}
+    for data, of_data in by_data.items():
         try:
             with data_progress() as progress:
-                load_dataset(data, progress=progress)
+                dataset = load_dataset(data, progress=progress)
+            split_dataset(data, dataset, of_data[0].seed)
         except UserError as error:
-            left_out = [c for c in cells if (c.config().data.name, c.config().data.features) == name]
-            console.print(f"{_number(len(left_out), 'cell')} cannot be measured: {error}")
-            failures += [Failure(cell, str(error)) for cell in left_out]
-    return failures
+            by_reason.setdefault(str(error), []).extend(of_data)
+    for reason, left_out in by_reason.items():
+        console.print(f"{_number(len(left_out), 'cell')} cannot be measured: {reason}")
+    return [Failure(cell, reason) for reason, left_out in by_reason.items() for cell in left_out]
 
 
 def _cost_in_words(missing: "list[Cell]", results: "ResultsFile", engine: Engine) -> str:
