@@ -107,6 +107,8 @@ LOOKS = (
     _small_first("1/4", "9000", ", 16 + 80 images", *_FEW_LABELLED),
     _small_first("1/4", "10500", ", 32×32 after eight tenths", *_SMALL_FOR_LONG),
     _small_first("1/4", "9000", ", Muon (0.3)", _MUON, "0.3"),
+    _small_first("1/4", "9000", ", Muon (0.1)", _MUON, "0.1"),
+    _small_first("1/4", "9000", ", milder strong views", *_MILD),
 )
 
 LOOKS_AT_CIFAR10 = (
