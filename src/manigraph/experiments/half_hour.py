@@ -107,7 +107,6 @@ LOOKS = (
     _small_first("1/4", "9000", ", 16 + 80 images", *_FEW_LABELLED),
     _small_first("1/4", "10500", ", 32×32 after eight tenths", *_SMALL_FOR_LONG),
     _small_first("1/4", "9000", ", Muon (0.3)", _MUON, "0.3"),
-    _small_first("1/4", "9000", ", Muon (0.1)", _MUON, "0.1"),
     _small_first("1/4", "9000", ", milder strong views", *_MILD),
 )
 
@@ -127,10 +126,9 @@ LOOKS_AT_CIFAR10 = (
     _small_first("1/4", "9000", ", Muon (0.1)", _MUON, "0.1"),
     _small_first("1/4", "9000", ", Muon (0.6)", _MUON, "0.6"),
     _small_first("1/4", "9000", ", Muon (0.3), highest rate early", _MUON, "0.3", *_EARLY_PEAK),
-    _small_first("1/4", "9000", ", Muon (0.1), milder strong views", _MUON, "0.1", *_MILD),
-    _small_first("1/2", "4000", ", Muon (0.1)", _MUON, "0.1"),
-    _small_first("1/4", "9000", ", Muon (0.1), threshold 0.6", _MUON, "0.1", "--method.threshold", "0.6"),
-    _small_first("1/4", "10500", ", Muon (0.1), 32×32 after eight tenths", _MUON, "0.1", *_SMALL_FOR_LONG),
+    _small_first("1/4", "9000", ", Muon (0.3), milder strong views", _MUON, "0.3", *_MILD),
+    _small_first("1/4", "10500", ", Muon (0.3), 32×32 after eight tenths", _MUON, "0.3", *_SMALL_FOR_LONG),
+    _small_first("1/2", "4000", ", Muon (0.3)", _MUON, "0.3"),
 )
 
 _WITHOUT_GRAPH = ("--method.warmup_fraction", "1")
