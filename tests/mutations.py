@@ -2835,11 +2835,36 @@ MUTATIONS += group(
     ("tall matrices stay turned", "return result.T if is_tall else result", "return result"),
     ("gradients are forgotten", ".mul_(momentum).add_(gradient)", ".mul_(0).add_(gradient)"),
     ("no look ahead", "gradient.add(total, alpha=momentum)", "total.clone()"),
-    ("SGD's step comes too", "                    weight.grad = None  # SGD leaves it alone\n", ""),
-    ("gradients are lost", "            weight.grad = gradient\n", "            pass\n"),
+    ("SGD's step comes too", "for weight in weights if weight.ndim != 4]", "for weight in weights]"),
+    ("others have no momentum", 'self.state[weight]["momentum_buffer"] = buffer', "pass"),
+    ("others have no decay", 'weight_decay=group["weight_decay"]', "weight_decay=0.0"),
+    (
+        "a weight of nothing is divided by it",
+        "vector_norm(weight).clamp_min(smallest))",
+        "vector_norm(weight))",
+    ),
     ("the angle depends on the length", "(angle * length /", "(angle /"),
     ("the wrong way", "weight.sub_(direction", "weight.add_(direction"),
     ("longer with every step", "        weight.mul_(length / torch", "        (length / torch"),
+)
+MUTATIONS += group(
+    "recipes",
+    "bench/recipes.py",
+    ("tests/test_bench_training.py",),
+    (
+        "small images have no time of their own",
+        "((True, small), (False, 1 - small))",
+        "((True, 0.5), (False, 0.5))",
+    ),
+    ("only one size is tried", "{later, config.training.half_size_steps} - {0}", "{later} - {0}"),
+    ("sizes that were not tried count", "return mean / tried", "return mean"),
+    ("stand-ins are not reduced", "else image_size or known.size", "else known.size"),
+)
+MUTATIONS += group(
+    "reproduce",
+    "cli/reproduce.py",
+    ("tests/experiments/test_reproduce.py",),
+    ("splits are not tried", "split_dataset(data, dataset, of_data[0].seed)", "pass"),
 )
 MUTATIONS += group(
     "muon",

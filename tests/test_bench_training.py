@@ -138,6 +138,9 @@ def test_time_of_a_step_is_the_mean_of_small_and_whole_images() -> None:
     iterations = [Iteration(step, time, 1.0, {}, 0.1, 0.9) for step, time in seconds.items()]
     # 0.6 · 1 s + 0.4 · 5 s; the first of each kind pays for kernels, those before the warm-up do not count.
     assert bench_recipes._seconds_per_step(iterations, training, later=200) == pytest.approx(2.6)
+    # Broken off before whole images: what there is.
+    assert bench_recipes._seconds_per_step(iterations[:5], training, later=200) == pytest.approx(1.0)
+    assert bench_recipes._seconds_per_step([], training, later=200) == 0
     whole = replace(training, half_size_fraction=0.0)
     assert bench_recipes._seconds_per_step(iterations[:2], whole, later=0) == 0.5
 
@@ -223,6 +226,8 @@ def test_images_that_are_missing_are_replaced_by_noise_of_their_shape(tmp_path: 
     nowhere = Locations(data=tmp_path, cache=tmp_path / "cache")
     whole = images_for("fashion_mnist", nowhere, reduced=False, needed=100)
     assert whole.dataset.input_shape == (1, 28, 28) or not whole.stand_in  # Debian has a package of it
+    small = images_for("svhn", nowhere, reduced=False, needed=100, image_size=16)
+    assert small.dataset.input_shape == (3, 16, 16)
     reduced = images_for("cifar100", nowhere, reduced=True, needed=2500)
     assert reduced.what == "stand-in: noise of 16x16, because cifar100 is not on this machine"
     assert (reduced.dataset.input_shape, reduced.dataset.num_classes) == ((3, 16, 16), 100)

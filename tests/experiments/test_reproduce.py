@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from manigraph import build
 from manigraph.cli.main import main
 from manigraph.cli.reproduce import ReproduceOptions, chosen_table, print_results
 from manigraph.errors import UserError
@@ -167,10 +169,13 @@ def test_too_few_images_for_a_split_are_told_before_anything_is_measured(
     plan: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = ["--rows", "label_spreading", "--labels", "5000", "--seeds", "2", *plan]
+    load = Mock(wraps=build.load_dataset)
+    monkeypatch.setattr(build, "load_dataset", load)
+    rows = ["--rows", "label_spreading", "--labels", "5000", "6000", "--seeds", "2", *plan]
     assert main(["reproduce", "digits", *rows]) == (0 if plan else 1)
+    assert load.call_count == 1, "images are read once for all splits"
     out = capsys.readouterr().out
-    assert "2 cells cannot be measured: digits has 1297 training images" in out
+    assert out.count("2 cells cannot be measured: digits has 1297 training images") == 2
     assert "fewer than the 5000 labels asked for: lower data.labels" in out
     assert not (tmp_path / "runs").exists()
 

@@ -1,5 +1,6 @@
 """Muon: which way convolutions turn, how far, and that all else is SGD."""
 
+import copy
 import math
 
 import pytest
@@ -94,6 +95,29 @@ def test_without_a_gradient_nothing_turns() -> None:
     Muon([weight, other], turn=0.5, lr=0.2, momentum=0.9, weight_decay=0.3).step()
     torch.testing.assert_close(weight.detach(), before[0])
     assert torch.equal(other.detach(), before[1])
+
+
+def test_a_weight_of_nothing_stays_nothing() -> None:
+    weight = nn.Parameter(torch.zeros(2, 3, 1, 1))
+    weight.grad = normal(2, 3, 1, 1, dtype=torch.float32)
+    Muon([weight], turn=0.5, lr=0.2, momentum=0.9, weight_decay=0.0).step()
+    assert torch.equal(weight.detach(), torch.zeros(2, 3, 1, 1))
+
+
+def test_who_waits_for_steps_is_told_once() -> None:
+    parameters = [nn.Parameter(normal(2, 3, 3, 3)), nn.Parameter(normal(3))]
+    torch.optim.SGD(parameters, lr=0.1)  # making one wraps the step of all
+    optimizer = Muon(parameters, turn=0.5, lr=0.2, momentum=0.9, weight_decay=0.3)
+    told: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: told.append(1))
+    optimizer.step()
+    assert told == [1]
+
+
+def test_the_angle_is_kept_with_the_state() -> None:
+    parameters = [nn.Parameter(normal(2, 3, 3, 3))]
+    optimizer = Muon(parameters, turn=0.5, lr=0.2, momentum=0.9, weight_decay=0.3)
+    assert copy.deepcopy(optimizer).state_dict()["param_groups"][0]["turn"] == 0.5
 
 
 def test_all_other_weights_are_those_of_sgd() -> None:

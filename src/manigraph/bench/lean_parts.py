@@ -21,6 +21,7 @@ class Update:
 
     def __init__(self, modules: nn.Module, trainer: Trainer) -> None:
         self.parameters: list[Tensor] = [p for p in modules.parameters() if p.requires_grad]
+        assert isinstance(trainer.optimizer, torch.optim.SGD), "lean steps know no other"
         self.optimizer = torch.optim.SGD(self.parameters)
         # The settings, and the momentum if there is some, which must not be shared.
         self.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))

@@ -225,15 +225,16 @@ def try_recipe(recipe: str, config: Config[Any], images: Images, *, scale: float
 
 
 def _seconds_per_step(iterations: Sequence[Iteration], training: TrainingConfig, later: int) -> float:
-    """Over a whole run, which may begin with images of half their size."""
+    """Over a whole run, which may begin with images of half their size; of what was tried if that is less."""
     small = training.half_size_steps / training.steps
-    mean = 0.0
+    mean, tried = 0.0, 0.0
     for is_small, share in ((True, small), (False, 1 - small)):
         kind = [i for i in iterations if (i.step < training.half_size_steps) == is_small]
         seconds = [i.seconds for i in kind if i.step >= later] or [i.seconds for i in kind]
         if seconds:  # the first of them pays for memory and kernels
             mean += share * statistics.median(seconds[1:] or seconds)
-    return mean
+            tried += share
+    return mean / tried if tried else 0.0
 
 
 def first_step_after_warmup(config: Config[Any]) -> int:

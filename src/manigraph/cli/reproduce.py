@@ -321,17 +321,22 @@ def _impossible(cells: "list[Cell]", console: Console) -> "list[Failure]":
     from manigraph.cli.display import data_progress
     from manigraph.experiments.grid import Failure
 
-    by_data: dict[DataConfig, list[Cell]] = {}
+    by_images: dict[object, dict[DataConfig, list[Cell]]] = {}
     for cell in cells:
-        by_data.setdefault(cell.config().data, []).append(cell)
+        data = cell.config().data
+        images = (data.name, data.path, data.image_size, data.features)
+        by_images.setdefault(images, {}).setdefault(data, []).append(cell)
     by_reason: dict[str, list[Cell]] = {}
-    for data, of_data in by_data.items():
-        try:
-            with data_progress() as progress:
-                dataset = load_dataset(data, progress=progress)
-            split_dataset(data, dataset, of_data[0].seed)
-        except UserError as error:
-            by_reason.setdefault(str(error), []).extend(of_data)
+    for splits in by_images.values():
+        dataset = None
+        for data, of_data in splits.items():
+            try:
+                if dataset is None:
+                    with data_progress() as progress:
+                        dataset = load_dataset(data, progress=progress)
+                split_dataset(data, dataset, of_data[0].seed)
+            except UserError as error:
+                by_reason.setdefault(str(error), []).extend(of_data)
     for reason, left_out in by_reason.items():
         console.print(f"{_number(len(left_out), 'cell')} cannot be measured: {reason}")
     return [Failure(cell, reason) for reason, left_out in by_reason.items() for cell in left_out]

@@ -30,7 +30,7 @@ class TrainingConfig:
     steps: int = 282_000
     """Number of updates."""
     weight_decay: float = 2e-4
-    """L2 penalty on all weights."""
+    """L2 penalty on all weights; with `muon_turn` on all but convolutions."""
     muon_turn: float = field(default=0.0, metadata=NEUTRAL)
     """Above 0, Muon instead of SGD for convolutions: each step turns them by this times the learning rate, in
     radians, along the orthogonalised momentum; they keep their length, and weight decay is for the others."""
@@ -157,7 +157,7 @@ class Trainer:
         self._training_step = self.processes.wrap(algorithm)
         self._seconds, self._images = 0.0, 0
 
-    def _make_optimizer(self) -> torch.optim.SGD:
+    def _make_optimizer(self) -> torch.optim.Optimizer:
         """Over all weights that are trained; the schedule says rate and momentum in each step."""
         parameters = [p for p in self.algorithm.parameters() if p.requires_grad]
         rate, momentum = self.schedule.max_learning_rate, self.schedule.max_momentum
