@@ -38,7 +38,14 @@ TRIED = {
 }
 """Mark on the page to the table of settings that were tried; its results file has the table's name."""
 
-OTHER_FILES = ("30min", "30min-limit", "30min-fast", *TRIED.values())
+TIMED = {
+    "half_hour_sgd": "30min-sgd",
+    "half_hour_limit": "30min-limit",
+    "half_hour_fast": "30min-fast",
+}
+"""Likewise of half an hour, with the time of each row."""
+
+OTHER_FILES = ("30min", *TIMED.values(), *TRIED.values())
 """Results files whose time is on the page too."""
 
 COMPARISONS = (
@@ -500,7 +507,7 @@ def tables(results: ResultsFile, page: Path) -> dict[str, str]:
             mark: timed_table(
                 Measured(ResultsFile(results.path.with_name(f"{name}.json"))), HALF_HOUR_TABLES[name]
             )
-            for mark, name in (("half_hour_limit", "30min-limit"), ("half_hour_fast", "30min-fast"))
+            for mark, name in TIMED.items()
         },
         "compute": compute_table(
             measured,
