@@ -344,6 +344,24 @@ def test_half_an_hour_says_how_far_it_is_below_the_best_single_method(tmp_path: 
     assert lines[-1] == f"All combined by the best one, averaged over views too: {gain}."
 
 
+@pytest.mark.parametrize(
+    ("processor", "kind"),
+    [
+        ("Intel(R) Xeon(R) Processor @ 2.50GHz", "Xeon"),
+        ("AMD EPYC", "EPYC"),
+        ("13th Gen Intel(R) Core(TM) i7-1360P", "Core"),
+        ("x86_64", "x86_64"),
+    ],
+)
+def test_times_are_of_a_kind_of_processor(processor: str, kind: str) -> None:
+    cell = Cell("svhn_30min", "fixmatch", 250, 0)
+    both = [
+        made_up_result(cell, 1.0, cpu_seconds=seconds, machine={"processor": name})
+        for seconds, name in ((600.0, processor), (1200.0, f"{processor} v2"))
+    ]
+    assert report._cpu_minutes(both) == f"15.0 ({kind})"
+
+
 def test_the_best_single_method_is_the_best_of_the_seeds_that_are_compared(tmp_path: Path) -> None:
     table = HALF_HOUR_TABLES["30min"]
     svhn, _ = table.columns

@@ -190,18 +190,21 @@ def _cpu_minutes(results: Sequence[Result]) -> str:
     known: dict[str, list[float]] = {}
     for result in results:
         if result.cpu_seconds:
-            processor = result.machine.get("processor", "an unknown processor")
-            known.setdefault(processor, []).append(result.cpu_seconds / 60)
-    minutes = {processor: f"{sum(all_) / len(all_):.1f}" for processor, all_ in known.items()}
+            kind = _family(result.machine.get("processor", "unknown"))
+            known.setdefault(kind, []).append(result.cpu_seconds / 60)
     return (
-        " / ".join(minutes[processor] + f" ({_family(processor)})" for processor in sorted(known)) or NOTHING
+        " / ".join(f"{sum(all_) / len(all_):.1f} ({kind})" for kind, all_ in sorted(known.items())) or NOTHING
     )
 
 
 def _family(processor: str) -> str:
-    """Of a processor, without its maker: Xeon of "Intel(R) Xeon(R) Processor @ 2.50GHz"."""
+    """Of a processor, without its maker and model: Xeon of "Intel(R) Xeon(R) Processor @ 2.50GHz"."""
     words = [word.partition("(")[0] for word in processor.split()]
-    return next((word for word in words if word not in ("AMD", "Intel")), processor)
+    names = (word for word in words if word not in _MAKERS and not word[:1].isdigit())
+    return next(names, processor)
+
+
+_MAKERS = {"AMD", "Intel", "Genuine", "Gen", "Apple"}
 
 
 def _extend(rows: Sequence[list[str]], texts: Sequence[str]) -> None:
