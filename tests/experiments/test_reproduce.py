@@ -23,6 +23,7 @@ from manigraph.experiments.paper import PAPER_TABLES, Scale, paper_table
 from manigraph.experiments.tables import Column, Row, Table
 from manigraph.options import parse
 from manigraph.published import PUBLISHED
+from manigraph.recipes import measured as measured_steps
 from manigraph.runs import RunDirectory
 from tests.experiments.calls import ask_when, wait_until
 from tests.experiments.cells import measured
@@ -162,6 +163,19 @@ def test_a_cell_that_fails_is_named_and_the_others_are_measured(
     assert out.endswith("1 of 2 cells could not be measured: the same command tries again\n")
     (result,) = json.loads((tmp_path / "results" / "digits.json").read_text())["results"]
     assert result["cell"]["algorithm"] == "label_spreading"
+
+
+def test_a_cost_of_which_nothing_is_known_is_not_said_to_be_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MANIGRAPH_DATA", str(tmp_path))
+    monkeypatch.setattr(measured_steps, "read_measured", dict)
+    # Two ways to ask each run.
+    assert main(["reproduce", "30min", "--plan", "--rows", "fixmatch"]) == 0
+    assert (
+        "How long it will take is not known before the first of them is measured." in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("plan", [[], ["--plan"]])

@@ -360,7 +360,7 @@ def _cost_in_words(missing: "list[Cell]", results: "ResultsFile", engine: Engine
         shared=here,
     )
     cost = expected_cost(missing, results, read_measured(), calibration_seconds(), room)
-    if cost.unknown == len(missing):
+    if cost.unknown and not cost.seconds:
         return "How long it will take is not known before the first of them is measured."
     where = "on this machine" if here else "on machines like this one"
     each = f"with {_number(engine.threads, 'thread')} each"
