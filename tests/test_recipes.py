@@ -304,7 +304,9 @@ def test_only_the_combination_of_half_an_hour_has_all_parts() -> None:
         assert (method.comparison, method.target_decay, method.threshold) == ("fixmatch", 0.99, 0.8)
         assert (method.prototypes_per_class, method.prototype_update) == (5, "shared")
         assert (training.half_size_fraction, training.weight_decay, training.ema_decay) == (0.6, 1e-3, 0)
-        assert training.muon_turn == 0.3
+        assert (training.muon_turn, training.steps) == (
+            (0.3, 10_500) if name == "cifar10_30min" else (0, 11_000)
+        )
         assert RECIPES.get(name)("fixmatch").training.muon_turn == 0
         assert config.preprocessing.kind == "standardise", "whitening would blow up strong views"
         assert RECIPES.get(name)("fixmatch").method.target_decay == 0

@@ -47,7 +47,7 @@ class ReproduceOptions:
             "graph-tuning",
             "cifar10-epsilon",
             "30min",
-            "30min-sgd",
+            "30min-muon",
             "30min-limit",
             "30min-fast",
             "30min-tuning",
@@ -64,8 +64,8 @@ class ReproduceOptions:
     """The paper's: `main`, `svhn-labels` and `cifar10-labels` with fewer labels, `ablation`.
     `small-tuning`, `16px-tuning` and `graph-tuning`: how the settings of the small scale were chosen, on
     validation images; `cifar10-epsilon`: whether one of them explains a result; `30min`: the best of half an
-    hour of one core, `30min-sgd` without Muon, `30min-limit` if all labels were known, `30min-fast` of a core
-    three times as fast; `30min-tuning`, `30min-tuning-cifar10`: how its settings were chosen.
+    hour of one core, `30min-muon` by SGD and by Muon, `30min-limit` if all labels were known, `30min-fast` of
+    a core three times as fast; `30min-tuning`, `30min-tuning-cifar10`: how its settings were chosen.
     `features`: heads on the features of a pretrained network; `features-tuning`: how their settings were
     chosen. On digits: `digits`, the paper's methods with equal steps; `digits-methods`, all methods with
     equal network passes; `digits-tuning` and `digits-choices`, how settings were chosen."""

@@ -132,7 +132,8 @@ LOOKS_AT_CIFAR10 = (
 )
 
 _WITHOUT_GRAPH = ("--method.warmup_fraction", "1")
-_BY_SGD = ("--training.muon_turn", "0", "--training.steps")
+_BY_SGD = (_MUON, "0", "--training.steps")
+_BY_MUON = (_MUON, "0.3", "--training.steps")
 
 
 COMBINATION = Row("Manifold Graph, all combined", "manifold_graph", read_out="views")
@@ -147,9 +148,11 @@ HALF_HOUR = (
     Row("combined, one view", "manifold_graph"),
     Row("combined, one view, without the graph", "manifold_graph", _WITHOUT_GRAPH),
 )
-BY_SGD = (
+OPTIMISERS = (
     Row("all combined, by SGD", "manifold_graph", (*_BY_SGD, "11000"), read_out="views"),
+    Row("all combined, by Muon", "manifold_graph", (*_BY_MUON, "10500"), read_out="views"),
     Row("combined, one view, by SGD", "manifold_graph", (*_BY_SGD, "11000")),
+    Row("combined, one view, by Muon", "manifold_graph", (*_BY_MUON, "10500")),
 )
 THREE_TIMES = (
     Row(
@@ -188,7 +191,7 @@ HALF_HOUR_TABLES = {
         HALF_HOUR,
         seeds=(0, 1, 2),
     ),
-    "30min-sgd": Table("Half an hour, the combination without Muon", _COLUMNS, BY_SGD, seeds=(0, 1)),
+    "30min-muon": Table("Half an hour, by SGD and by Muon", _COLUMNS, OPTIMISERS, seeds=(0,)),
     "30min-limit": Table("The same steps, told all labels", _COLUMNS, LIMIT, seeds=(0,)),
     "30min-fast": Table("Half an hour of a core three times as fast", _COLUMNS, THREE_TIMES, seeds=(0,)),
     "30min-tuning": Table(

@@ -39,7 +39,7 @@ TRIED = {
 """Mark on the page to the table of settings that were tried; its results file has the table's name."""
 
 TIMED = {
-    "half_hour_sgd": "30min-sgd",
+    "half_hour_muon": "30min-muon",
     "half_hour_limit": "30min-limit",
     "half_hour_fast": "30min-fast",
 }
