@@ -61,14 +61,25 @@ class ReproduceOptions:
         ],
         tyro.conf.Positional,
     ]
-    """The paper's: `main`, `svhn-labels` and `cifar10-labels` with fewer labels, `ablation`.
-    `small-tuning`, `16px-tuning` and `graph-tuning`: how the settings of the small scale were chosen, on
-    validation images; `cifar10-epsilon`: whether one of them explains a result; `30min`: the best of half an
-    hour of one core, `30min-muon` by SGD and by Muon, `30min-limit` if all labels were known, `30min-fast` of
-    a core three times as fast; `30min-tuning`, `30min-tuning-cifar10`: how its settings were chosen.
-    `features`: heads on the features of a pretrained network; `features-tuning`: how their settings were
-    chosen. On digits: `digits`, the paper's methods with equal steps; `digits-methods`, all methods with
-    equal network passes; `digits-tuning` and `digits-choices`, how settings were chosen."""
+    """Of the paper:
+    - main: the columns with most labels, and CIFAR-100
+    - svhn-labels, cifar10-labels: fewer and more labels
+    - ablation: Manifold Graph with a part taken away
+    Beyond it, half an hour of one core:
+    - 30min: the best that it gives, beside single methods
+    - 30min-limit: the same steps if all labels were known
+    - 30min-muon: by SGD and by Muon
+    - 30min-fast: on a core three times as fast
+    How settings were chosen, on validation images:
+    - small-tuning, 16px-tuning, graph-tuning
+    - cifar10-epsilon: whether ε explains a result
+    - 30min-tuning, 30min-tuning-cifar10
+    Heads on the features of a pretrained network:
+    - features, and features-tuning for their settings
+    Digits:
+    - digits: the paper's methods, equal steps
+    - digits-methods: all methods, equal network passes
+    - digits-tuning, digits-choices: their settings"""
     scale: Literal["paper", "small"] = "small"
     """Of the paper's tables: `paper` has its network and its 282,000 steps, for GPUs; `small` is for two CPU
     cores."""
