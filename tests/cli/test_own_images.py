@@ -15,6 +15,7 @@ from PIL import Image
 from manigraph.cli import train
 from manigraph.cli.main import main
 from manigraph.cli.reproduce import print_results
+from manigraph.cli.targets import OWN_IMAGES, recipe_and_options
 from manigraph.errors import UserError
 from manigraph.experiments.grid import Result, ResultsFile
 from manigraph.experiments.tables import DIGITS_TABLES
@@ -225,6 +226,13 @@ def test_warnings_are_shown_before_training_starts(tmp_path: Path) -> None:
         "warning: 1 of 37 files could not be used"
         in manigraph("train", "photos", *QUICK, cwd=tmp_path).stdout
     )
+
+
+def test_hyphens_in_the_name_of_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert recipe_and_options("svhn-30min") == ("svhn_30min", [])
+    (tmp_path / "svhn-30min").mkdir()  # whoever has a folder of that name means it
+    assert recipe_and_options("svhn-30min")[0] == OWN_IMAGES
 
 
 @pytest.mark.parametrize(
