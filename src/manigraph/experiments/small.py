@@ -244,6 +244,17 @@ GRAPH_TUNING = (
     Row("FixMatch", "fixmatch", _MANY),
     _graph("Manifold Graph on FixMatch", *ON_FIXMATCH),
     _graph("Manifold Graph on FixMatch, anchor weight 10", *ON_FIXMATCH, *_HEAVY_ANCHOR),
+    # Other readings of the paper, and whether they matter.
+    *(
+        _graph(f"Manifold Graph, no dropout, {title}", *_NO_DROPOUT, *options)
+        for title, options in (
+            ("perturbed from the own view", _OWN_VIEW),
+            ("L_clf,P on raw prototypes", ("--method.prototype_update", "none")),
+            ("prototypes refined once for all images", ("--method.prototype_update", "shared")),
+            ("no gradient through the boundary's margin", ("--method.detach_boundary_margin", "True")),
+            ("warm-up 0.4", _LATE),
+        )
+    ),
     *(
         row
         for value in ("3.5", "1.75")
