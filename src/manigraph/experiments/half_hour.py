@@ -64,7 +64,6 @@ def _combined(width: str, steps: str) -> Row:
 
 _FEW_LABELLED = ("--batch.labelled", "16", "--batch.unlabelled", "80")
 _STRONG_LABELLED = ("--batch.labelled_view", "strong")
-_SMALL_FOR_LONG = ("--training.half_size_fraction", "0.8")
 _EARLY_PEAK = ("--schedule.ramp_up", "0.15", "--schedule.ramp_down", "0.7")
 _MUON = "--training.muon_turn"
 _MILD = ("--strong.magnitude", "0.5", "--strong.cutout", "0.25")
@@ -100,14 +99,7 @@ LOOKS = (
     _small_first("1/2", "4000"),
     _combined("1/4", "9000"),
     _combined("1/2", "15500"),
-    _small_first("1/4", "9000", ", weight decay 0.0005", "--training.weight_decay", "0.0005"),
-    _small_first("1/4", "9000", ", rate 0.05", "--schedule.max_learning_rate", "0.05"),
-    _small_first("1/4", "9000", ", rate 0.2", "--schedule.max_learning_rate", "0.2"),
-    _small_first("1/4", "9000", ", labelled images in strong views", *_STRONG_LABELLED),
-    _small_first("1/4", "9000", ", 16 + 80 images", *_FEW_LABELLED),
-    _small_first("1/4", "10500", ", 32×32 after eight tenths", *_SMALL_FOR_LONG),
     _small_first("1/4", "9000", ", Muon (0.3)", _MUON, "0.3"),
-    _small_first("1/4", "9000", ", milder strong views", *_MILD),
 )
 
 LOOKS_AT_CIFAR10 = (
@@ -115,19 +107,14 @@ LOOKS_AT_CIFAR10 = (
     _small_first("1/2", "4000"),
     _small_first("1/4", "9000", ", weight decay 0.0005", "--training.weight_decay", "0.0005"),
     _small_first("1/4", "9000", ", threshold 0.95", "--method.threshold", "0.95"),
-    _small_first("1/4", "9000", ", threshold 0.6", "--method.threshold", "0.6"),
     _combined("1/2", "15000"),
     _small_first("1/4", "9000", ", labelled images in strong views", *_STRONG_LABELLED),
-    _small_first("1/4", "9000", ", 16 + 80 images", *_FEW_LABELLED),
-    _small_first("1/4", "10500", ", 32×32 after eight tenths", *_SMALL_FOR_LONG),
     _small_first("1/4", "9000", ", highest rate early", *_EARLY_PEAK),
     _small_first("1/4", "9000", ", milder strong views", *_MILD),
     _small_first("1/4", "9000", ", Muon (0.3)", _MUON, "0.3"),
     _small_first("1/4", "9000", ", Muon (0.1)", _MUON, "0.1"),
     _small_first("1/4", "9000", ", Muon (0.6)", _MUON, "0.6"),
-    _small_first("1/4", "9000", ", Muon (0.3), highest rate early", _MUON, "0.3", *_EARLY_PEAK),
     _small_first("1/4", "9000", ", Muon (0.3), milder strong views", _MUON, "0.3", *_MILD),
-    _small_first("1/4", "10500", ", Muon (0.3), 32×32 after eight tenths", _MUON, "0.3", *_SMALL_FOR_LONG),
     _small_first("1/2", "4000", ", Muon (0.3)", _MUON, "0.3"),
 )
 
