@@ -302,7 +302,7 @@ def test_a_column_for_each_draw_on_which_settings_were_tried(tmp_path: Path) -> 
     for seed, error in zip((10, 11, 12), (20.0, 30.0, 40.0), strict=True):
         cell = table.cell(row, column, seed)
         file.add(replace(measured(50.0, validation_error=error), cell=cell, digest=cell.digest()))
-    assert table.seeds == (10, 11), "the third is one more than the table's"
+    assert table.seeds == (10,), "the others are more than the table has"
     lines = report.tried_table(file, table).splitlines()
     assert lines[0] == "| setting | labels | draw 10 | draw 11 | draw 12 |"
     assert lines[2:] == [f"| {row.title} | 250 | 20.00 | 30.00 | 40.00 |"]
