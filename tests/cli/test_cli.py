@@ -1,6 +1,7 @@
 """Real commands in real processes, as a person types them."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -308,3 +309,28 @@ def test_the_data_benchmark_measures_what_it_says() -> None:
     for share in shares:
         expected = share.milliseconds / (share.milliseconds + step.milliseconds)
         assert share.ratio == pytest.approx(expected, rel=0.05, abs=1e-4)
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["train", "--help"]])
+def test_nobody_reads_the_output(tmp_path: Path, arguments: list[str]) -> None:
+    """As with `manigraph list | head -0`: no complaint, and it shows in the exit code."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "manigraph", *arguments]
+    result = subprocess.run(
+        command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert result.stderr == ""
+    assert result.returncode in (1, 141)  # 1 is what rich ends with
+
+
+def test_a_pipe_that_is_not_the_output_breaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lose_a_process(arguments: list[str]) -> int:
+        raise BrokenPipeError("the other end is gone")
+
+    monkeypatch.setattr("manigraph.cli.list.run", lose_a_process)
+    assert main(["list"]) == 1
+    assert "the other end is gone" in capsys.readouterr().err

@@ -26,7 +26,7 @@ class EvaluateOptions:
     """Which images of the split."""
     views: bool = False
     """Average the answers over the image, the image shifted by a pixel to each side, and all these mirrored,
-    as far as the run was trained on such views: five or ten times the time, mostly a little better."""
+    as far as the run was trained on such views: two to ten times the time, mostly a little better."""
     read_out: Literal["label_propagation", "label_spreading"] | None = None
     """Instead of the run's linear layer, let labels go along a graph over the features of its training
     images; an evaluated image then takes the classes of its nearest training images."""

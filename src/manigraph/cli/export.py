@@ -26,7 +26,7 @@ class ExportOptions:
     """Image files or folders to compare on; by default the images that the run was tested on."""
     views: bool = False
     """Average the answers over the image, the image shifted by a pixel to each side, and all these mirrored,
-    as far as the run was trained on such views: five or ten times the time, mostly a little better."""
+    as far as the run was trained on such views: two to ten times the time, mostly a little better."""
     tolerance: float = 1e-5
     """How far a probability may be from the run's own; if one is farther, nothing is written."""
     data_dir: Path | None = None

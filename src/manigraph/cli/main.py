@@ -2,6 +2,8 @@
 
 import importlib
 import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -74,7 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"manigraph {__version__}")
         return 0
     try:
-        return _run(rest[0], rest[1:])
+        code = _run(rest[0], rest[1:])
+        sys.stdout.flush()  # now, where it is known what to do if nobody reads it
+        return code
+    except BrokenPipeError as error:
+        return _unread() if _nobody_reads() else _complain(str(error), 1)
     except UserError as error:
         if want_traceback:
             raise
@@ -102,6 +108,22 @@ def _run(command: str, arguments: list[str]) -> int:
     module = importlib.import_module(f"manigraph.cli.{command.replace('-', '_')}")
     code: int = module.run(arguments)
     return code
+
+
+def _nobody_reads() -> bool:
+    """Whether the output is the pipe that broke, and not one to a process of ours."""
+    try:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)  # errors are reported whatever one asks for
+    except OSError:  # it is no file at all
+        return False
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
+def _unread() -> int:
+    """Whoever read the output, such as `head`, has closed it: end as other programs do, without a word."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be written
+    return 128 + signal.SIGPIPE
 
 
 def _complain(message: str, code: int) -> int:

@@ -62,7 +62,7 @@ class PredictOptions:
     """Prototypes to name for each image, for runs with a graph."""
     views: bool = False
     """Average the answers over the image, the image shifted by a pixel to each side, and all these mirrored,
-    as far as the run was trained on such views: five or ten times the time, mostly a little better."""
+    as far as the run was trained on such views: two to ten times the time, mostly a little better."""
     label_folder: Path | None = None
     """Sort the images into this folder, in a folder for each class; nothing in it is overwritten."""
     how: Literal["copy", "link"] = "copy"

@@ -16,6 +16,7 @@ from manigraph.data.locations import DATA_VARIABLE
 from manigraph.errors import Interrupted, UnknownNameError, UserError
 from manigraph.experiments.engines import Engine, EngineName, LocalEngine, available_cores, engine_named
 from manigraph.options import parse
+from manigraph.runs import can_be_written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -250,8 +251,7 @@ def _measure(
 
 
 def _check_runs(folder: Path) -> None:
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not can_be_written(folder):
         raise UserError(f"cannot write runs in '{folder}': name another folder with --runs")
 
 

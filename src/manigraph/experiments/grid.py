@@ -26,7 +26,7 @@ from manigraph.errors import Interrupted, UserError
 from manigraph.experiments.engines import Engine, Lost
 from manigraph.experiments.outsiders import OUTSIDERS
 from manigraph.readout import ReadOutMethod, read_out
-from manigraph.runs import RunDirectory, machine, provenance, write_bytes
+from manigraph.runs import RunDirectory, can_be_written, machine, provenance, write_bytes
 from manigraph.training.evaluation import Evaluation
 from manigraph.training.execution import Execution
 from manigraph.training.selection import Part, SelectionRule
@@ -336,9 +336,8 @@ class ResultsFile:
 
     def check_writable(self) -> None:
         """Before anything is measured: raises `UserError` if results could not be kept."""
-        folder = next(place for place in self.path.absolute().parents if place.exists())
-        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise UserError(f"cannot write '{self.path}' in '{folder}': name another file with --results")
+        if not can_be_written(self.path.parent):
+            raise UserError(f"cannot write '{self.path}': name another file with --results")
 
     def add(self, result: Result) -> None:
         """Keep a result, in the place of an older one of the same cell; what others added meanwhile stays."""

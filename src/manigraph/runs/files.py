@@ -43,6 +43,12 @@ def as_json(value: Any) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
+def can_be_written(folder: Path) -> bool:
+    """Whether files could be written in `folder`, which may not be there yet."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files of a process that was killed while it wrote."""
     for leftover in folder.glob(".*.tmp"):
