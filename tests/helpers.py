@@ -174,7 +174,7 @@ class Case:
         return "-".join([self.name, *choices, *(["taught"] if self.settings.get("target_decay") else [])])
 
 
-CHOICES = ("nodes", "comparison", "anchored_view")
+CHOICES = ("nodes", "comparison", "anchored_view", "attention")
 """Settings that make another method of a method: each of their values is tested."""
 
 IN_COMPANY: Mapping[str, Mapping[str, Any]] = {

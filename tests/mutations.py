@@ -2891,6 +2891,23 @@ MUTATIONS += group(
     ("one cell of a lost run", "for cell in answer.thing]", "for cell in answer.thing[:1]]"),
 )
 
+MUTATIONS += group(
+    "cosines",
+    "nn/manifold_graph.py",
+    ("tests/nn/test_manifold_graph.py",),
+    ("what is common stays", "features = features - self.origin.to(features.dtype)", "pass"),
+    ("any length", "COSINE_LENGTH * F.normalize(heads, dim=2)", "heads"),
+    ("one length for all heads", "F.normalize(heads, dim=2)", "F.normalize(heads, dim=(1, 2))"),
+    ("another length", "COSINE_LENGTH = 3.0", "COSINE_LENGTH = 1.0"),
+    ("origin stays", "self.origin.copy_(prototypes.detach().mean(dim=0))", "pass"),
+)
+MUTATIONS += group(
+    "cosines",
+    GRAPH,
+    ("tests/algorithms/test_manifold_graph.py",),
+    ("never asked for", "            attention=config.attention,\n", ""),
+)
+
 
 def tests_for(mutation: Mutation) -> tuple[str, ...]:
     """The tests that may notice, in the order in which they are tried.

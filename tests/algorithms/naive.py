@@ -223,6 +223,12 @@ def graph_weights(model: Any) -> graph.GraphWeights:
     return graph.GraphWeights(embed.weight, embed.bias, message.weight, message.bias)
 
 
+def edge_settings(config: Any, nodes: Tensor) -> dict[str, Any]:
+    """With cosines, features are seen from the mean prototype, a constant."""
+    origin = nodes.detach().mean(dim=0) if config.attention == "cosine" else None
+    return {"num_heads": config.num_heads, "scale": config.scale, "origin": origin}
+
+
 def anchor_terms(
     config: Any, features: Tensor, labels: Tensor, nodes: Tensor, C: int, pseudo_labels: Any = None
 ) -> dict[str, Tensor]:
@@ -254,7 +260,7 @@ def prototype_terms(
     spread = prototypes.divergence(
         nodes, C, margin=config.margin_divergence, reduction=config.divergence_reduction
     )
-    settings = {"num_heads": config.num_heads, "scale": config.scale}
+    settings = edge_settings(config, nodes)
     weights = graph_weights(model)
     if config.prototype_update == "per_image":
         refined = list(graph.refined_batch(features, nodes, weights, **settings).prototypes)
@@ -294,7 +300,7 @@ def manifold_graph(algorithm: Algorithm[Any], batch: Batch, context: StepContext
     nodes = class_nodes(model, batch)
 
     def classified(raw: Tensor, network: Any = model, its_nodes: Tensor = nodes) -> Tensor:
-        settings = {"num_heads": config.num_heads, "scale": config.scale}
+        settings = edge_settings(config, its_nodes)
         refined = graph.refined_batch(raw, its_nodes, graph_weights(network), **settings)
         logits: Tensor = network.linear(refined.images)
         return logits

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from manigraph.nn import ManifoldGraph, PrototypeUpdate
+from manigraph.nn import Attention, ManifoldGraph, PrototypeUpdate
 from tests.helpers import assert_agree, normal
 from tests.reference import graph as reference
 
@@ -13,9 +13,14 @@ B, P, D = 3, 5, 12
 NAMES = ("embed.weight", "embed.bias", "message.weight", "message.bias")
 
 
-def layer(num_heads: int, prototype_update: PrototypeUpdate, scale: float = 1.0) -> ManifoldGraph:
+def layer(
+    num_heads: int, prototype_update: PrototypeUpdate, scale: float = 1.0, attention: Attention = "dot"
+) -> ManifoldGraph:
     torch.manual_seed(0)
-    return ManifoldGraph(D, num_heads=num_heads, prototype_update=prototype_update, scale=scale).double()
+    graph = ManifoldGraph(
+        D, num_heads=num_heads, prototype_update=prototype_update, scale=scale, attention=attention
+    )
+    return graph.double()
 
 
 class _Nodes(torch.nn.Module):
@@ -36,20 +41,24 @@ def naive(
     features: Tensor, prototypes: Tensor, weights: reference.GraphWeights, graph: ManifoldGraph
 ) -> Tensor:
     heads, scale = graph.num_heads, graph.scale
-    full = reference.refined_batch(features, prototypes, weights, num_heads=heads, scale=scale)
+    origin = None if graph.origin is None else prototypes.detach().mean(dim=0)
+    full = reference.refined_batch(features, prototypes, weights, num_heads=heads, scale=scale, origin=origin)
     if graph.prototype_update == "per_image":
         refined = full.prototypes.flatten(0, 1)
     elif graph.prototype_update == "shared":
-        refined = reference.refined_graph(prototypes, weights, num_heads=heads, scale=scale)
+        refined = reference.refined_graph(prototypes, weights, num_heads=heads, scale=scale, origin=origin)
     else:
         refined = prototypes
     return torch.cat([full.images, refined])
 
 
+@pytest.mark.parametrize("attention", ["dot", "cosine"])
 @pytest.mark.parametrize("prototype_update", ["per_image", "shared", "none"])
 @pytest.mark.parametrize(("num_heads", "scale"), [(1, 1.0), (2, 1.0), (3, 0.4), (4, 1.0)])
-def test_layer_is_the_reference(num_heads: int, scale: float, prototype_update: PrototypeUpdate) -> None:
-    graph = layer(num_heads, prototype_update, scale)
+def test_layer_is_the_reference(
+    num_heads: int, scale: float, prototype_update: PrototypeUpdate, attention: Attention
+) -> None:
+    graph = layer(num_heads, prototype_update, scale, attention)
     nodes = _Nodes(graph)
     weights = [graph.get_parameter(name) for name in NAMES]
 
@@ -73,6 +82,26 @@ def test_attention_of_the_images_is_that_of_their_graphs(num_heads: int, scale: 
         for image in images
     ]
     torch.testing.assert_close(graph.image_attention(images, prototypes), torch.stack(expected))
+
+
+def test_what_all_features_have_in_common_does_not_change_attention_by_cosines() -> None:
+    features, prototypes, common = normal(B, D, seed=1), normal(P, D, seed=2), 50 * normal(D, seed=3)
+
+    def attention(kind: Attention, shift: Tensor) -> Tensor:
+        graph = layer(2, "per_image", attention=kind)
+        g = graph.nodes(prototypes + shift).embeddings
+        return graph.image_attention(graph.embedding(features + shift), g)
+
+    nothing = torch.zeros_like(common)
+    torch.testing.assert_close(attention("cosine", common), attention("cosine", nothing))
+    # By dot products all images then hear of the same prototype alone.
+    heard = attention("dot", common)
+    assert heard.max(dim=2).values.min() > 0.99
+    assert (
+        len(heard[:, 0].argmax(dim=1).unique())
+        == 1
+        < len(attention("cosine", common)[:, 0].argmax(dim=1).unique())
+    )
 
 
 @pytest.mark.parametrize(("prototype_update", "graphs"), [("per_image", B), ("shared", 1), ("none", 1)])

@@ -19,10 +19,15 @@ class GraphWeights(NamedTuple):
     message_bias: Tensor
 
 
-def embedded(nodes: Tensor, weights: GraphWeights, num_heads: int) -> Tensor:
-    """g = LeakyReLU(W f + b) of every node, (N, H, E)."""
+def embedded(nodes: Tensor, weights: GraphWeights, num_heads: int, origin: Tensor | None = None) -> Tensor:
+    """g = LeakyReLU(W f + b) of every node, (N, H, E); with an origin o, of f - o and brought to length 3."""
+    if origin is not None:
+        nodes = torch.stack([node - origin for node in nodes])
     rows = [leaky(weights.embed_weight @ node + weights.embed_bias) for node in nodes]
-    return torch.stack([row.view(num_heads, -1) for row in rows])
+    heads = [list(row.view(num_heads, -1)) for row in rows]
+    if origin is not None:
+        heads = [[3 * head / torch.sqrt(torch.dot(head, head)) for head in row] for row in heads]
+    return torch.stack([torch.stack(row) for row in heads])
 
 
 def attention(embeddings: Tensor, *, scale: float = 1.0) -> Tensor:
@@ -80,9 +85,16 @@ def refined(
     return torch.stack(result)
 
 
-def refined_graph(nodes: Tensor, weights: GraphWeights, *, num_heads: int = 1, scale: float = 1.0) -> Tensor:
+def refined_graph(
+    nodes: Tensor,
+    weights: GraphWeights,
+    *,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    origin: Tensor | None = None,
+) -> Tensor:
     """All nodes of one graph, from features to refined features."""
-    embeddings = embedded(nodes, weights, num_heads)
+    embeddings = embedded(nodes, weights, num_heads, origin)
     return refined(nodes, embeddings, weights.message_weight, weights.message_bias, scale=scale)
 
 
@@ -96,12 +108,22 @@ class RefinedBatch(NamedTuple):
 
 
 def refined_batch(
-    features: Tensor, prototypes: Tensor, weights: GraphWeights, *, num_heads: int = 1, scale: float = 1.0
+    features: Tensor,
+    prototypes: Tensor,
+    weights: GraphWeights,
+    *,
+    num_heads: int = 1,
+    scale: float = 1.0,
+    origin: Tensor | None = None,
 ) -> RefinedBatch:
     """One graph of P + 1 nodes per image, the image first."""
     graphs = [
         refined_graph(
-            torch.cat([feature.unsqueeze(0), prototypes]), weights, num_heads=num_heads, scale=scale
+            torch.cat([feature.unsqueeze(0), prototypes]),
+            weights,
+            num_heads=num_heads,
+            scale=scale,
+            origin=origin,
         )
         for feature in features
     ]

@@ -60,6 +60,7 @@ from manigraph.functional import (
     prototype_similarity,
 )
 from manigraph.nn import (
+    Attention,
     GraphClassifier,
     LabelledImageNodes,
     ManifoldGraph,
@@ -125,6 +126,9 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
         """Attention heads of the graph."""
         scale: float = 1.0
         """Factor on the dot products of the attention."""
+        attention: Attention = field(default="dot", metadata=NEUTRAL)
+        """By dot products, as in the paper, or by cosines of what tells features apart (`nn.ManifoldGraph`),
+        for networks whose features have much in common, such as resnet9."""
         prototype_update: PrototypeUpdate = "per_image"
         """Whether prototypes are refined in every image's graph, once for all, or not."""
         anchor_weight: float = 1.0
@@ -189,6 +193,7 @@ class ManifoldGraphMethod(ComparisonAlgorithm["ManifoldGraphMethod.Config"]):
             num_heads=config.num_heads,
             prototype_update=config.prototype_update,
             scale=config.scale,
+            attention=config.attention,
         )
         return GraphClassifier(backbone, linear, nodes, graph)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from manigraph.experiments.paper import ON_FIXMATCH
-from manigraph.experiments.small import as_first_tried
+from manigraph.experiments.small import BY_COSINES, as_first_tried
 from manigraph.experiments.tables import Row, Table, label_columns
 
 _LOOK = ("--data.validation", "5000", "--training.decay_at_labels", "0")
@@ -56,10 +56,9 @@ def _small_first(
     )
 
 
-def _combined(width: str, steps: str) -> Row:
-    return _small_first(
-        *(width, steps, ", strong views anchored", "--method.anchored_view", "student"), of=_graph
-    )
+def _combined(width: str, steps: str, title: str = "", *options: str) -> Row:
+    anchored = ("--method.anchored_view", "student", *options)
+    return _small_first(width, steps, f", strong views anchored{title}", *anchored, of=_graph)
 
 
 _FEW_LABELLED = ("--batch.labelled", "16", "--batch.unlabelled", "80")
@@ -99,6 +98,7 @@ LOOKS = (
     _small_first("1/2", "4000"),
     _combined("1/4", "9000"),
     _combined("1/2", "15500"),
+    _combined("1/4", "9000", ", attention by cosines", *BY_COSINES),
     _small_first("1/4", "9000", ", Muon (0.3)", _MUON, "0.3"),
 )
 

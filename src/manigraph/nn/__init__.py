@@ -6,7 +6,7 @@ from manigraph.nn.classifier import Classifier, FrozenGraphClassifier, GraphClas
 from manigraph.nn.cotrained import CoTrainedViews
 from manigraph.nn.dropout import RandomState
 from manigraph.nn.ensemble import EnsembleTargets, PredictionEnsemble
-from manigraph.nn.manifold_graph import ManifoldGraph, PrototypeUpdate
+from manigraph.nn.manifold_graph import Attention, ManifoldGraph, PrototypeUpdate
 from manigraph.nn.memory import Memory, buffers_changed_in_steps, load_trained_state, trained_state
 from manigraph.nn.passes import Layers, Passes, full_precision
 from manigraph.nn.prototypes import LabelledImageNodes, PrototypeGenerator
@@ -14,6 +14,7 @@ from manigraph.nn.target_balance import TargetBalance
 from manigraph.nn.teacher import Teacher
 
 __all__ = [
+    "Attention",
     "ClassMemory",
     "Classifier",
     "CoTrainedViews",

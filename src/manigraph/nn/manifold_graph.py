@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,6 +20,10 @@ from manigraph.functional.graph import (
 )
 
 PrototypeUpdate = Literal["per_image", "shared", "none"]
+Attention = Literal["dot", "cosine"]
+
+COSINE_LENGTH = 3.0
+"""Of every embedding, with attention by cosines: dot products are then from -9 to 9, times the scale."""
 
 
 class Nodes(NamedTuple):
@@ -43,7 +48,12 @@ class ManifoldGraph(nn.Module):
             graph, attending to the other prototypes and that image. "shared": once, attending to
             prototypes only. "none": not at all.
         scale: Factor on the dot products; the paper uses none (1).
+        attention: By "dot" products of g, the paper's, or by "cosine": φ sees how features differ from the
+            mean prototype, and all g have the same length. What all features have in common, such as the
+            large values that a maximum over a map leaves, then does not drown what tells them apart.
     """
+
+    origin: Tensor | None
 
     def __init__(
         self,
@@ -52,6 +62,7 @@ class ManifoldGraph(nn.Module):
         num_heads: int = 1,
         prototype_update: PrototypeUpdate = "per_image",
         scale: float = 1.0,
+        attention: Attention = "dot",
     ) -> None:
         super().__init__()
         if num_heads < 1 or feature_size % num_heads:
@@ -61,16 +72,23 @@ class ManifoldGraph(nn.Module):
         self.num_heads = num_heads
         self.prototype_update = prototype_update
         self.scale = scale
+        # The mean of the prototypes whose nodes were made last, as a constant.
+        self.register_buffer("origin", torch.zeros(feature_size) if attention == "cosine" else None)
         self.embed = nn.Linear(feature_size, feature_size)
         self.message = nn.Linear(2 * feature_size, feature_size)
 
     def embedding(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N H E"]:
-        """G = φ(f), split into heads."""
+        """G = φ(f), split into heads; with attention by cosines, of the prototypes that `nodes` was given."""
+        if self.origin is not None:
+            features = features - self.origin.to(features.dtype)
         embedded: Tensor = F.leaky_relu(self.embed(features), LEAKY_SLOPE)
-        return embedded.view(features.shape[0], self.num_heads, embedded.shape[1] // self.num_heads)
+        heads = embedded.view(features.shape[0], self.num_heads, embedded.shape[1] // self.num_heads)
+        return heads if self.origin is None else COSINE_LENGTH * F.normalize(heads, dim=2)
 
     def nodes(self, prototypes: Float[Tensor, "P D"]) -> Nodes:
         """The prototypes with all that does not depend on the image."""
+        if self.origin is not None:
+            self.origin.copy_(prototypes.detach().mean(dim=0))
         g = self.embedding(prototypes)
         return Nodes(prototypes, g, context_messages(g, self.message.weight, self.message.bias))
 
