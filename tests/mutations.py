@@ -2904,7 +2904,7 @@ MUTATIONS += group(
 MUTATIONS += group(
     "cosines",
     GRAPH,
-    ("tests/algorithms/test_manifold_graph.py",),
+    (f"{STEPS} -k cosine",),
     ("never asked for", "            attention=config.attention,\n", ""),
 )
 
