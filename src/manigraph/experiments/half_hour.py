@@ -56,9 +56,10 @@ def _small_first(
     )
 
 
-def _combined(width: str, steps: str, title: str = "", *options: str) -> Row:
-    anchored = ("--method.anchored_view", "student", *options)
-    return _small_first(width, steps, f", strong views anchored{title}", *anchored, of=_graph)
+def _combined(width: str, steps: str) -> Row:
+    return _small_first(
+        *(width, steps, ", strong views anchored", "--method.anchored_view", "student"), of=_graph
+    )
 
 
 _FEW_LABELLED = ("--batch.labelled", "16", "--batch.unlabelled", "80")
@@ -98,7 +99,6 @@ LOOKS = (
     _small_first("1/2", "4000"),
     _combined("1/4", "9000"),
     _combined("1/2", "15500"),
-    _combined("1/4", "9000", ", attention by cosines", *BY_COSINES),
     _small_first("1/4", "9000", ", Muon (0.3)", _MUON, "0.3"),
 )
 
@@ -118,7 +118,6 @@ LOOKS_AT_CIFAR10 = (
     _small_first("1/2", "4000", ", Muon (0.3)", _MUON, "0.3"),
 )
 
-_WITHOUT_GRAPH = ("--method.warmup_fraction", "1")
 _BY_SGD = (_MUON, "0", "--training.steps")
 _BY_MUON = (_MUON, "0.3", "--training.steps")
 
@@ -133,7 +132,7 @@ HALF_HOUR = (
     COMBINATION,
     *SINGLE_METHODS,
     Row("combined, one view", "manifold_graph"),
-    Row("combined, one view, without the graph", "manifold_graph", _WITHOUT_GRAPH),
+    Row("combined, one view, attention by cosines", "manifold_graph", BY_COSINES),
 )
 OPTIMISERS = (
     Row("all combined, by SGD", "manifold_graph", (*_BY_SGD, "11000"), read_out="views"),
