@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -311,7 +312,7 @@ def test_the_data_benchmark_measures_what_it_says() -> None:
         assert share.ratio == pytest.approx(expected, rel=0.05, abs=1e-4)
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["train", "--help"]])
+@pytest.mark.parametrize("arguments", [["list"], ["train", "--help"], ["--help"], ["--version"]])
 def test_nobody_reads_the_output(tmp_path: Path, arguments: list[str]) -> None:
     """As with `manigraph list | head -0`: no complaint, and it shows in the exit code."""
     reading, writing = os.pipe()
@@ -334,3 +335,12 @@ def test_a_pipe_that_is_not_the_output_breaks(
     monkeypatch.setattr("manigraph.cli.list.run", lose_a_process)
     assert main(["list"]) == 1
     assert "the other end is gone" in capsys.readouterr().err
+
+
+def test_there_is_no_output_at_all(tmp_path: Path) -> None:
+    """As with `manigraph --version >&-`, and where a daemon starts it."""
+    command = shlex.join([sys.executable, "-m", "manigraph", "list"])
+    result = subprocess.run(
+        f"{command} >&-", shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (result.stderr, result.returncode) == ("", 0)

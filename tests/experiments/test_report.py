@@ -67,6 +67,18 @@ def test_other_numbers_of_labels_have_a_column_in_their_place(tmp_path: Path) ->
     assert table["FixMatch"] == "| FixMatch | 100.00 (1) | 500.00 (1) | – | 1000.00 (1) | – |"
 
 
+def test_rows_with_one_seed_are_told_what_the_others_have_on_it(tmp_path: Path) -> None:
+    full = (made_up("Π-VAT", 250, [4.0, 5.0, 6.0]), made_up("Π-VAT", 1000, [3.0, 4.0, 5.0]))
+    two = (made_up("FixMatch", 250, [4.0, 5.0]), made_up("FixMatch", 1000, [4.0, 5.0, 6.0]))
+
+    def remark(*groups: list[Result]) -> str:
+        return report.error_table(Measured(results_file(tmp_path, *full, *groups)), "svhn-labels")
+
+    sentence = "\n\nOn seed 0 alone, which is that of rows with (1): Π-VAT 4.00, 3.00."
+    assert "On seed" not in remark(*two)
+    assert remark(*two, made_up("VAT", 250, [7.0])).endswith(sentence)
+
+
 def test_seeds_of_other_tables_do_not_count(tmp_path: Path) -> None:
     table = svhn(tmp_path, made_up("VAT", 250, [1.0, 1.0, 1.0, 9.0]))
     assert table["VAT"] == "| VAT | 1.00 ± 0.00 | – |"
@@ -338,10 +350,13 @@ def test_half_an_hour_says_how_far_it_is_below_the_best_single_method(tmp_path: 
     # (5 + 7) / 2 by (9 + 7) / 2: the third seed has no pair, nor have two the Π-VAT with the lower error.
     # Differences −4 and 0: t = −1.
     gain = "−25.00 %, 2 seeds, p = 0.500 (SVHN 250 labels)"
-    assert lines[-3] == f"All combined by the best single method: {gain}."
+    assert lines[-5] == f"All combined by the best single method: {gain}."
     # 5 by 7; differences 1, −1 and −6: t = −2 / √(13 / 3).
     gain = "−28.57 %, 3 seeds, p = 0.438 (SVHN 250 labels)"
-    assert lines[-1] == f"All combined by the best one, averaged over views too: {gain}."
+    assert lines[-3] == f"All combined by the best one, averaged over views too: {gain}."
+    # 1 by 7.5, the better one of two with one seed each.
+    gain = "−86.67 %, 1 seed (SVHN 250 labels)"
+    assert lines[-1] == f"Combined, one view, by the best single method: {gain}."
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from manigraph.errors import UserError
-from manigraph.runs import RunDirectory, write_atomically, write_json
+from manigraph.runs import RunDirectory, can_be_written, write_atomically, write_json
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
@@ -94,3 +94,12 @@ def test_a_lock_that_is_let_go_in_a_moment_is_waited_for(tmp_path: Path) -> None
     child.wait()
     with run.held():
         assert run.status().state == "running"
+
+
+def test_where_files_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert can_be_written(tmp_path)
+    assert can_be_written(tmp_path / "not" / "there" / "yet")
+    assert not can_be_written(tmp_path / "file")
+    assert not can_be_written(tmp_path / "file" / "below")
+    assert not can_be_written(tmp_path / ("x" * 300))

@@ -68,16 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--traceback" in rest:
         rest.remove("--traceback")
         want_traceback = True
-    if not rest or rest[0] in ("-h", "--help", "help"):
-        listing = "\n".join(f"  {name:<12} {summary}" for name, summary in COMMANDS.items())
-        print(HELP.format(commands=listing), end="")
-        return 0
-    if rest[0] == "--version":
-        print(f"manigraph {__version__}")
-        return 0
     try:
-        code = _run(rest[0], rest[1:])
-        sys.stdout.flush()  # now, where it is known what to do if nobody reads it
+        code = _run(rest)
+        if sys.stdout is not None:  # as it is where the shell has closed it
+            sys.stdout.flush()  # now, where it is known what to do if nobody reads it
         return code
     except BrokenPipeError as error:
         return _unread() if _nobody_reads() else _complain(str(error), 1)
@@ -102,7 +96,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
 
 
-def _run(command: str, arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        listing = "\n".join(f"  {name:<12} {summary}" for name, summary in COMMANDS.items())
+        print(HELP.format(commands=listing), end="")
+        return 0
+    command, *arguments = arguments
+    if command == "--version":
+        print(f"manigraph {__version__}")
+        return 0
     if command not in COMMANDS:
         raise UnknownNameError("command", command, COMMANDS)
     module = importlib.import_module(f"manigraph.cli.{command.replace('-', '_')}")
@@ -114,10 +116,10 @@ def _nobody_reads() -> bool:
     """Whether the output is the pipe that broke, and not one to a process of ours."""
     try:
         output = select.poll()
-        output.register(sys.stdout.fileno(), 0)  # errors are reported whatever one asks for
-    except OSError:  # it is no file at all
+        output.register(sys.stdout.fileno(), select.POLLOUT)
+    except (OSError, AttributeError):  # it is no file at all
         return False
-    return any(event & select.POLLERR for _, event in output.poll(0))
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
 
 
 def _unread() -> int:

@@ -123,6 +123,7 @@ _BY_MUON = (_MUON, "0.3", "--training.steps")
 
 
 COMBINATION = Row("Manifold Graph, all combined", "manifold_graph", read_out="views")
+ONE_VIEW = Row("combined, one view", "manifold_graph")
 SINGLE_METHODS = (
     Row("FixMatch", "fixmatch"),
     Row("Π-VAT", "pi_vat"),
@@ -131,7 +132,7 @@ SINGLE_METHODS = (
 HALF_HOUR = (
     COMBINATION,
     *SINGLE_METHODS,
-    Row("combined, one view", "manifold_graph"),
+    ONE_VIEW,
     Row("combined, one view, attention by cosines", "manifold_graph", BY_COSINES),
 )
 OPTIMISERS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from manigraph.experiments.grid import Cell, Result, ResultsFile, mean_and_spread
-from manigraph.experiments.half_hour import COMBINATION, HALF_HOUR_TABLES, SINGLE_METHODS
+from manigraph.experiments.half_hour import COMBINATION, HALF_HOUR_TABLES, ONE_VIEW, SINGLE_METHODS
 from manigraph.experiments.paper import ABLATION, CONTENDERS, OTHERS, PAPER_TABLES, paper_table
 from manigraph.experiments.significance import Pair, difference_test, pairs, ratio_test
 from manigraph.experiments.small import SMALL_TABLES
@@ -123,7 +123,23 @@ def error_table(measured: Measured, name: str) -> str:
         if any((row.title, column.title) in table.published for row in table.rows):
             header.append("paper")
             _extend(cells, [_published(table, row, column.title) for row in table.rows])
-    return "\n".join([markdown_table(header, cells), *_remarks(measured, table, columns)])
+    lines = [markdown_table(header, cells), *_same_seed(measured, table, columns)]
+    return "\n".join([*lines, *_remarks(measured, table, columns)])
+
+
+def _same_seed(measured: Measured, table: Table, columns: Sequence[Column]) -> list[str]:
+    """What rows with all seeds have on the first one, where others have that one alone: draws differ."""
+    first = replace(table, seeds=table.seeds[:1])
+    complete, alone = [], False
+    for row in table.rows:
+        number = {len(measured.of(table, row, column)) for column in columns}
+        found = [measured.of(first, row, column) for column in columns]
+        if number == {len(table.seeds)}:
+            complete.append(f"{row.title} {', '.join(f'{one.test_error:.2f}' for (one,) in found)}")
+        alone = alone or (len(table.seeds) > 1 and 1 in number)
+    if not (complete and alone):
+        return []
+    return ["", f"On seed {table.seeds[0]} alone, which is that of rows with (1): {'; '.join(complete)}."]
 
 
 def ablation_table(measured: Measured) -> str:
@@ -142,17 +158,18 @@ def half_hour_table(results: ResultsFile) -> str:
     measured, table = Measured(results), HALF_HOUR_TABLES["30min"]
     asked_once = [row for row in SINGLE_METHODS if not row.read_out]
     lines = []
-    for others, singles in (
-        ("the best single method", asked_once),
-        ("the best one, averaged over views too", SINGLE_METHODS),
+    for what, ours, singles in (
+        ("All combined by the best single method", COMBINATION, asked_once),
+        ("All combined by the best one, averaged over views too", COMBINATION, SINGLE_METHODS),
+        ("Combined, one view, by the best single method", ONE_VIEW, asked_once),
     ):
         gains = [
             f"{gain} ({column.title})"
             for column in table.columns
-            if (gain := _gain(*(measured.of(table, row, column) for row in (COMBINATION, *singles))))
+            if (gain := _gain(*(measured.of(table, row, column) for row in (ours, *singles))))
         ]
         if gains:
-            lines += ["", f"All combined by {others}: {'; '.join(gains)}."]
+            lines += ["", f"{what}: {'; '.join(gains)}."]
     return "\n".join([timed_table(measured, table), *lines])
 
 
@@ -369,7 +386,8 @@ def _used(title: str, results: Sequence[Result]) -> list[str]:
     hours = sum(result.seconds * result.threads for result in results if result.seconds is not None) / 3600
     unknown = sum(result.seconds is None for result in results)
     commits = sorted({_short(result.commit) for result in results if result.commit})
-    return [title, str(len(results)), f"{hours:.1f}", str(unknown), ", ".join(commits) or NOTHING]
+    known = f"{hours:.1f}" if unknown < len(results) else NOTHING
+    return [title, str(len(results)), known, str(unknown), ", ".join(commits) or NOTHING]
 
 
 def _short(commit: str) -> str:

@@ -78,7 +78,7 @@ class ManifoldGraph(nn.Module):
         self.message = nn.Linear(2 * feature_size, feature_size)
 
     def embedding(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N H E"]:
-        """G = φ(f), split into heads; with attention by cosines, of the prototypes that `nodes` was given."""
+        """G = φ(f), split into heads; with cosines, seen from the prototypes last given to `nodes`."""
         if self.origin is not None:
             features = features - self.origin.to(features.dtype)
         embedded: Tensor = F.leaky_relu(self.embed(features), LEAKY_SLOPE)

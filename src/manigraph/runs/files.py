@@ -45,8 +45,11 @@ def as_json(value: Any) -> bytes:
 
 def can_be_written(folder: Path) -> bool:
     """Whether files could be written in `folder`, which may not be there yet."""
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    try:
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError:  # one may not even look, or the name is too long
+        return False
 
 
 def remove_leftovers(folder: Path) -> None:
