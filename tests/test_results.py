@@ -116,8 +116,9 @@ def test_settings_that_were_tried_on_features(row: Row) -> None:
     assert f"| {row.title} | {' | '.join(texts)} |" in plain("docs/features.md")
 
 
-def test_what_the_graph_does() -> None:
-    values = json.loads((ROOT / "results" / "graph-use.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", ["graph-use", "graph-use-30min"])
+def test_what_the_graph_does(name: str) -> None:
+    values = json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8"))
     found = [graph_use.GraphUse(**value) for value in values["results"]]
     assert f"\n{graph_use.table(found)}\n\n" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
