@@ -271,7 +271,7 @@ GRAPH_TUNING = (
             "mixmatch",
             (*_NO_DROPOUT, "--method.mixed_consistency_weight", weight, *_MANY),
         )
-        for weight in ("75", "20", "5")
+        for weight in ("20", "5")
     ),
 )
 
